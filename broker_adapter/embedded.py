@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import unquote
 
 from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.dead_letter_operations import EditOperation
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import Storage
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import BrokerRefused, ConfigurationError
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.broker_port import BrokerAdmin
+from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import INVISIBLE_MS_DEFAULT
 from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
     DeadCount,
+    DeadEdit,
     DeadFilter,
     DeadLetter,
     Delivery,
+    EditResult,
     ExtendStatus,
     GroupConfig,
     Message,
@@ -227,7 +231,12 @@ class EmbeddedAdmin:
     ) -> int:
         """Send dead letters again."""
         with _unknown_is_refused():
-            return self._opened().admin.redrive(topic, group, ids=ids, per_second=per_second)
+            return self._opened().dead_letters.redrive(topic, group, ids=ids, per_second=per_second)
+
+    def stop_redrive(self, topic: str, group: str) -> int:
+        """Stop the redrives of a group."""
+        with _unknown_is_refused():
+            return self._opened().dead_letters.stop_redrive(topic, group, by=_ACTOR)
 
     def count_dead(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None
@@ -245,6 +254,29 @@ class EmbeddedAdmin:
             return self._opened().dead_letters.discard(
                 topic, group, ids=ids, where=where, dead_before_ms=dead_before_ms, by=_ACTOR, why=why
             )
+
+    def edit(
+        self, topic: str, group: str, edits: Mapping[str, DeadEdit], *, why: str, operation: str | None = None
+    ) -> list[EditResult]:
+        """Edit dead letters by their ids."""
+        named = EditOperation(name=operation or new_message_id(), by=_ACTOR, why=why)
+        with _unknown_is_refused():
+            return self._opened().dead_letters.edit(topic, group, edits, operation=named)
+
+    def edit_many(
+        self, topic: str, group: str, edit: DeadEdit, *, where: DeadFilter | None = None,
+        dead_before_ms: int | None = None, why: str, operation: str | None = None,
+    ) -> Iterator[EditResult]:  # fmt: skip
+        """Edit dead letters in one way."""
+        named = EditOperation(name=operation or new_message_id(), by=_ACTOR, why=why)
+        after: int | None = 0
+        while after is not None:
+            with _unknown_is_refused():
+                page = self._opened().dead_letters.edit_page(
+                    topic, group, edit, where=where, dead_before_ms=dead_before_ms, after=after, operation=named
+                )
+            yield from page.results
+            after = page.next
 
 
 class _unknown_is_refused:  # noqa: N801 - reads as the statement that it is

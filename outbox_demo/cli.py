@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,8 @@ from rich.console import Console
 
 from outbox_core.common.errors import OutboxError
 from outbox_core.common.private_files import write_private
+from outbox_core.runtime.progress import ProgressForm, ProgressOption
+from outbox_demo.demo_progress import DemoProgress
 from outbox_demo.flight_data_loader import FLIGHTS
 from outbox_demo.foreign_broker import ForeignBroker
 from outbox_demo.foreign_client_port import ENGINES
@@ -106,23 +107,20 @@ def demo(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    form: ProgressOption = ProgressForm.AUTO,
 ) -> None:
     """Run the scenario, then the proof, and exit with its status."""
-    started = time.monotonic()
-
-    def say(step: str) -> None:
-        talk.print(f"[{time.monotonic() - started:6.1f} s] {step}", markup=False)
-
+    progress = DemoProgress(form=form)
     folder = fresh_folder(folder)
     run = _Run(
         scenario=partial(
-            Scenario, url=url, folder=folder, bookings=bookings, flights=flights, seed=seed, say=say,
+            Scenario, url=url, folder=folder, bookings=bookings, flights=flights, seed=seed, progress=progress,
             has_changes=delay is not None,
         ),
-        folder=folder, say=say,
+        folder=folder, progress=progress,
     )  # fmt: skip
     outcome = run.on_own_broker() if broker_url is None and delay is None else run.compared(broker_url, delay)
-    say("done")
+    progress.say("done")
     _print(outcome, as_json=as_json)
     raise typer.Exit(1 if outcome.is_fatal else 0)
 
@@ -142,31 +140,33 @@ class _Run:
 
     scenario: Callable[..., Scenario]
     folder: Path
-    say: Callable[[str], None]
+    progress: DemoProgress
 
     def on_own_broker(self) -> _Outcome:
         """Run on a broker of this project, and reconcile on Spark."""
         processes = ProcessGroup(self.folder)
-        broker = OwnBroker(self.folder, processes=processes, say=self.say)
+        broker = OwnBroker(self.folder, processes=processes, say=self.progress.say)
         plan = self.scenario(broker=broker, processes=processes).run()
-        self.say("all is settled; reconciling on Spark")
-        return _reconciled(plan, _reconcile(plan, broker_data=broker.data))
+        self.progress.say("all is settled; reconciling on Spark")
+        with self.progress.operation("prove", shares=True, steady=False):
+            summary = _reconcile(plan, broker_data=broker.data, progress=self.progress)
+        return _reconciled(plan, summary)
 
     def compared(self, broker_url: str | None, delay: str | None) -> _Outcome:
         """Run on a broker that is there already, or one of this project, with a delay engine; compare the records."""
         processes = ProcessGroup(self.folder)
         topics = RunTopics.of_new_run()
-        engine = open_delay_engine(delay, topics=topics, folder=self.folder, processes=processes, say=self.say)
+        engine = open_delay_engine(delay, topics=topics, folder=self.folder, processes=processes, say=self.progress.say)
         try:
-            target = broker_url or OwnBroker(self.folder, processes=processes, say=self.say).start().broker_url
+            target = broker_url or OwnBroker(self.folder, processes=processes, say=self.progress.say).start().broker_url
             broker = ForeignBroker(
-                target, topics=topics, delay=engine, processes=processes, say=self.say,
+                target, topics=topics, delay=engine, processes=processes, say=self.progress.say,
                 ends_with_run=broker_url is None,
             )  # fmt: skip
             plan = self.scenario(broker=broker, processes=processes).run()
         finally:
             processes.stop()
-        self.say("all is settled; comparing the records")
+        self.progress.say("all is settled; comparing the records")
         return _compared(plan)
 
 
@@ -207,15 +207,24 @@ folder = {json.dumps(str(plan.folder / "reconciliation"))}
 """
 
 
-def _reconcile(plan: DemoPlan, *, broker_data: Path) -> dict[str, Any]:
+def _reconcile(plan: DemoPlan, *, broker_data: Path, progress: DemoProgress) -> dict[str, Any]:
     config = plan.folder / "reconcile.toml"
     write_private(config, reconcile_toml(plan, broker_data=broker_data).encode())  # the URL may hold a password
     command = [sys.executable, "-m", "outbox", "reconcile", "run", "--config", str(config), "--json"]
-    with (plan.folder / "reconcile.log").open("wb") as log:
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=False)  # noqa: S603 - our own command
-    if ended.returncode not in {0, 1} or not ended.stdout:
-        raise ReconciliationFailed(f"the reconciliation failed; see {plan.folder / 'reconcile.log'}")
-    summary: dict[str, Any] = json.loads(ended.stdout)
+    told, log_path = plan.folder / "reconcile.json", plan.folder / "reconcile.log"
+    with (
+        told.open("wb") as result,
+        log_path.open("w") as log,
+        subprocess.Popen([*command, "--progress", "json"], stdout=result, stderr=subprocess.PIPE, text=True) as run,  # noqa: S603 - our own command
+    ):
+        for line in run.stderr or ():
+            log.write(line)
+            if line.startswith("{"):
+                share = json.loads(line)
+                progress.count(share["done"], share["total"], left_ms=share["left_ms"], step=share["step"])
+    if run.returncode not in {0, 1} or not told.stat().st_size:
+        raise ReconciliationFailed(f"the reconciliation failed; see {log_path}")
+    summary: dict[str, Any] = json.loads(told.read_bytes())
     return summary
 
 

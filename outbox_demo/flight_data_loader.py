@@ -49,7 +49,7 @@ def read_flights() -> Iterator[dict[str, Any]]:
 def load_trips(engine: Engine, *, flights: int = FLIGHTS, progress: Callable[[int], None]) -> int:
     """Write the first `flights` of the package to the trip table; returns how many these are.
 
-    `progress` is called with the number of each batch.
+    `progress` is called after each batch with how many have been written.
     """
     rows_left = islice(read_flights(), flights)
     total = 0
@@ -57,7 +57,7 @@ def load_trips(engine: Engine, *, flights: int = FLIGHTS, progress: Callable[[in
         while rows := list(islice(rows_left, _LOAD_ROWS)):
             connection.execute(insert(Trip), rows)
             total += len(rows)
-            progress(len(rows))
+            progress(total)
     return total
 
 

@@ -52,7 +52,7 @@ class ForeignBroker:
         self._consumer: Process | None = None
         self._leaves_topics = False
         self._ends_with_run = ends_with_run
-        self._progress = Progress(patience_s=PATIENCE_SECONDS)
+        self._standstill = StandstillWatch(patience_s=PATIENCE_SECONDS)
 
     def start(self) -> ProducerRoute:
         """Make the topics, and start the delay engine. Raises BrokerError where the broker cannot be reached."""
@@ -98,7 +98,7 @@ class ForeignBroker:
         plan.pending_path.write_text("\n".join(sorted(pending)))
         comparison = compare_run(plan)
         is_whole = not comparison.figures[FindingKind.LOST]
-        return is_whole or self._progress.has_ended(comparison.fates.get(Fate.DELIVERED, 0))
+        return is_whole or self._standstill.has_ended(comparison.fates.get(Fate.DELIVERED, 0))
 
     def close(self) -> None:
         """Remove the run's topics, and close the connections."""
@@ -123,8 +123,8 @@ class ForeignBroker:
         return self._processes.start(name, ["outbox_demo.foreign_consumers", str(self._plan_path), group])
 
 
-class Progress:
-    """Whether a number still grows."""
+class StandstillWatch:
+    """Whether a number has stopped growing."""
 
     def __init__(self, *, patience_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         """`patience_s`: how long it may stay the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -60,6 +61,10 @@ class Process:
         if self._process.stdout is None:
             raise ProcessFailed(f"{self.name} has no output")
         return self._process.stdout
+
+    def has_line(self) -> bool:
+        """Wait a moment; returns whether its standard output can be read, or has ended."""
+        return bool(select.select([self.lines], [], [], _TICK_SECONDS)[0])
 
     def kill(self) -> None:
         """Send SIGKILL: the process cannot flush or clean up."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,8 +22,9 @@ from outbox.store.table_placement import table_namespace
 from outbox_core.common.errors import ConfigurationError
 from outbox_demo.accelerated_clock import AcceleratedClock
 from outbox_demo.delay_engine_port import ProducerRoute
+from outbox_demo.demo_progress import DemoProgress
 from outbox_demo.flight_data_loader import FLIGHTS, load_trips
-from outbox_demo.plan import PAUSED_LINE, DemoPlan, RunTopics
+from outbox_demo.plan import GROUPS, PAUSED_LINE, DemoPlan, RunTopics
 from outbox_demo.processes import ProcessGroup, Timeout
 from outbox_demo.tables import Payment, Trip, make_tables
 
@@ -57,11 +57,11 @@ class BrokerUnderDemo(Protocol):
 
 
 class Scenario:
-    """One run in one folder. `say` is called with each step."""
+    """One run in one folder."""
 
     def __init__(
         self, *, url: str | None, folder: Path, bookings: int, seed: int, broker: BrokerUnderDemo,
-        processes: ProcessGroup, say: Callable[[str], None], flights: int = FLIGHTS, has_changes: bool = False,
+        processes: ProcessGroup, progress: DemoProgress, flights: int = FLIGHTS, has_changes: bool = False,
     ) -> None:  # fmt: skip
         """`folder`: a fresh one (fresh_folder()), in which `processes` run. The broker and the processes are closed.
 
@@ -76,7 +76,7 @@ class Scenario:
         self._flights = flights
         self._seed = seed
         self._has_changes = has_changes
-        self._say = say
+        self._progress = progress
         self._engine: Engine = open_engine(self._url)
         self._processes = processes
         self._broker = broker
@@ -91,11 +91,10 @@ class Scenario:
             plan.write()
             self._broker.start_consumers(plan)
             self._processes.start("compensator", plan.compensator_arguments, environment=plan.compensator_environment)
-            self._book(plan)
-            self._processes.wait_for(
-                "everything to settle",
-                lambda: not self._unsent(plan, due_before_ms=plan.later_ms) and self._broker.is_settled(plan),
-            )
+            with self._progress.operation("book"):
+                self._book(plan)
+            with self._progress.operation("settle", steady=False):
+                self._settle(plan)
             return plan
         finally:
             self._processes.stop()  # first: nothing is published to what the broker removes when it is closed
@@ -109,8 +108,12 @@ class Scenario:
             upgrade(self._url)
             self._empty_outbox()
             make_tables(self._engine)
-            self._say(f"loading {self._flights:,} flights as trips")
-            load_trips(self._engine, flights=self._flights, progress=lambda _: None)
+            self._progress.say(f"loading {self._flights:,} flights as trips")
+            with self._progress.operation("load"):
+                load_trips(
+                    self._engine, flights=self._flights,
+                    progress=lambda loaded: self._progress.count(loaded, self._flights),
+                )  # fmt: skip
             first_us, last_us, orders = self._choose_trips()
         seconds = max(REMINDERS_SECONDS_MIN, len(orders) / BOOKINGS_A_SECOND)
         clock = AcceleratedClock.fit(
@@ -152,25 +155,54 @@ class Scenario:
         worker = self._processes.start(
             "worker-1", ["outbox_demo.booking_worker", str(plan.path), "--pause-before-send-after", str(pause_after)]
         )
+        while not worker.has_line():
+            self._count_payments(plan)
         if PAUSED_LINE not in worker.lines.readline():
             worker.check()
             raise Timeout("the booking worker ended before it was to be killed")
         # Sends have stopped, bookings continue: wait for some commits whose messages this worker will never send.
         self._processes.wait_for("commits without a send", lambda: self._overdue(plan) >= min(100, plan.bookings // 10))
         worker.kill()
-        self._say(f"booking worker killed between commit and send; {self._overdue(plan):,} messages left in the outbox")
+        self._progress.say(
+            f"booking worker killed between commit and send; {self._overdue(plan):,} messages left in the outbox"
+        )
         worker = self._processes.start("worker-2", ["outbox_demo.booking_worker", str(plan.path)])
-        self._processes.wait_for("two thirds of the payments", lambda: self._payments() * 3 >= plan.bookings * 2)
+        self._processes.wait_for(
+            "two thirds of the payments", lambda: self._count_payments(plan) * 3 >= plan.bookings * 2
+        )
         self._broker.kill_and_restart()
-        self._processes.wait_for("the booking worker to end", lambda: not worker.running)
+        self._processes.wait_for(
+            "the booking worker to end", lambda: self._count_payments(plan) < 0 or not worker.running
+        )
         worker.check()
-        self._say(f"{self._payments():,} trips booked and paid")
+        self._progress.say(f"{self._count_payments(plan):,} trips booked and paid")
+
+    def _settle(self, plan: DemoPlan) -> None:
+        """Wait until nothing is left to send and to do."""
+
+        def is_settled() -> bool:
+            self._progress.count(self._handled(), plan.bookings * len(GROUPS))
+            return not self._unsent(plan, due_before_ms=plan.later_ms) and self._broker.is_settled(plan)
+
+        self._processes.wait_for("everything to settle", is_settled)
+
+    def _count_payments(self, plan: DemoPlan) -> int:
+        """Returns how many there are, and shows it."""
+        payments = self._payments()
+        self._progress.count(payments, plan.bookings)
+        return payments
 
     # -- queries -----------------------------------------------------------------------------------------------------
 
     def _payments(self) -> int:
         with self._engine.connect() as connection:
             return connection.scalar(select(func.count()).select_from(Payment)) or 0
+
+    def _handled(self) -> int:
+        """Returns how many messages the groups have handled, by their marks in the inbox."""
+        inbox = outbox_tables(table_namespace(self._engine.dialect, None)).inbox
+        with self._engine.connect() as connection:
+            return connection.scalar(select(func.count()).select_from(inbox)) or 0
 
     def _overdue(self, plan: DemoPlan) -> int:
         return self._unsent(plan, due_before_ms=time.time_ns() // 1_000_000)

@@ -3,7 +3,7 @@
     python benchmarks/broker/recovery.py [--messages 10000000] [--body-bytes 512] [--folder FOLDER] [--keep]
 
 A process fills a folder, tells its resident memory with the backlog in hand, half of which it then consumes, and is
-killed; another opens the folder. JSON: seconds to open with its index files, and once without them; resident megabytes
+killed; another opens the folder. JSON: seconds to open with its footers, and once with all damaged; resident megabytes
 of the first process and of the second, after a pull from the beginning and one from the end.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from outbox_broker.engine.engine import Engine
 from outbox_core import Message
 from outbox_core.messages.message import GroupConfig
+from tests.outbox_broker.message_log import flip_directory, footers_of
 
 BATCH = 500
 TOPIC, GROUP = "bench", "group"
@@ -50,12 +51,12 @@ def main() -> None:
 def _measure(chosen: argparse.Namespace) -> dict[str, object]:
     filled = _child(chosen, "--fill", killed=True)
     killed = _child(chosen, "--open")
-    for path in (chosen.folder / "messages").glob("*.index"):
-        path.unlink()
+    for footer in footers_of(chosen.folder):
+        flip_directory(footer)
     bare = _child(chosen, "--open")
     return {
         "messages": chosen.messages, "body_bytes": chosen.body_bytes, "topics": chosen.topics, "filled": filled,
-        "after_kill": killed, "after_kill_without_index_files": bare,
+        "after_kill": killed, "after_kill_without_footers": bare,
     }  # fmt: skip
 
 

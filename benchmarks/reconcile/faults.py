@@ -141,6 +141,12 @@ def parked(p: Planted, one: Message) -> None:
     p.message(one, "parked", "message_parked")
 
 
+def discarded(p: Planted, one: Message) -> None:
+    p.asked(one)
+    p.sent(one, sent_ms=one.created_ms + MINUTE_MS, outcome="discarded")
+    p.message(one, "discarded", "message_discarded")
+
+
 def not_removed(p: Planted, one: Message) -> None:
     p.asked(one)
     p.outbox.append((one, "pending"))
@@ -251,8 +257,8 @@ KINDS: Final[tuple[Kind, ...]] = (
     moved, keyless, unarchived, unrecorded, foreign,
 )  # fmt: skip
 MORE_KINDS: Final[tuple[Kind, ...]] = (
-    unsent, parked, not_removed, canceled, canceled_without_a_row, cancel_left_unsent, cancel_parked, cancel_too_late,
-    cancel_forgotten, cancel_broken, canceled_unheard_of, sent_just_now, stored_just_now, out_of_sight,
+    unsent, parked, discarded, not_removed, canceled, canceled_without_a_row, cancel_left_unsent, cancel_parked,
+    cancel_too_late, cancel_forgotten, cancel_broken, canceled_unheard_of, sent_just_now, stored_just_now, out_of_sight,
     not_yet_fired, newest_row_unannounced, newest_row_not_seen, being_sent,
 )  # fmt: skip
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from benchmarks.reconcile.records import START_MS
-from outbox_core.journal import journal
+from outbox_core.journal.block import FrameKind, SegmentHead, SegmentKind, block, framed
+from outbox_core.messages.message import Record, encode_packed
 from spark_reconcile.sources import segment_cache
 from spark_reconcile.sources.broker_logs import survey
 
@@ -32,25 +33,35 @@ BODY = b'{"order_id": 123456, "origin": "JFK", "dest": "LAX", "carrier": "UA", "
 SUMS = ("xxhash64(id)", "xxhash64(topic)", "xxhash64(message_key)", "xxhash64(body_sha256)", "stored_ms", "sequence")
 
 
-def write_log(folder: Path, messages: int) -> None:
-    """Segments as the broker writes them."""
+def write_log(folder: Path, messages: int, *, together: int) -> None:
+    """Segments as the broker writes them, `together` messages a block."""
     folder.mkdir(parents=True)
-    offset = 0
-    for start in range(0, messages, RECORDS_A_SEGMENT):
-        frames = b"".join(
-            journal.frame(journal.encode_record(_record(number)))
-            for number in range(start, min(start + RECORDS_A_SEGMENT, messages))
-        )
-        header = journal.SegmentHeader(kind=journal.SegmentKind.MESSAGES, first_offset=offset, created_at_ms=START_MS)
-        journal.segment_path(folder, offset).write_bytes(header.encode() + frames)
-        offset += len(frames)
+    first = 0
+    for segment_number, start in enumerate(range(0, messages, RECORDS_A_SEGMENT), start=1):
+        head = SegmentHead(kind=SegmentKind.MESSAGES, epoch=1, first=first, created_at_ms=START_MS)
+        blocks = _blocks(start, min(start + RECORDS_A_SEGMENT, messages), first=first, together=together)
+        (folder / f"messages-{segment_number:012d}.segment").write_bytes(head.encode() + blocks)
+        first += len(blocks)
 
 
-def _record(number: int) -> journal.MessageRecord:
+def _blocks(start: int, end: int, *, first: int, together: int) -> bytes:
+    data, frames_before = bytearray(), 0
+    for number in range(start, end, together):
+        numbers = range(number, min(number + together, end))
+        frames = framed(FrameKind.MESSAGE, numbers, [encode_packed(_record(one)) for one in numbers])
+        at_ms = START_MS + numbers[-1] * 24
+        # As of a broker that syncs each block before the next one.
+        offset = first + len(data)
+        data += block(frames, offset=offset, durable=offset, at_ms=at_ms, frames_before=frames_before)
+        frames_before = len(frames)
+    return bytes(data)
+
+
+def _record(number: int) -> Record:
     created_ms = START_MS + number * 24
-    return journal.MessageRecord(
-        sequence=number, id=f"{created_ms:012x}7abc8{number:015x}", topic="trip.booked.jfk", key=str(number),
-        headers={"content-type": "application/json"}, body=BODY, created_at_ms=created_ms, stored_at_ms=created_ms + 12,
+    return Record(
+        id=f"{created_ms:012x}7abc8{number:015x}", topic="trip.booked.jfk", key=str(number),
+        headers={"content-type": "application/json"}, body=BODY, created_at_ms=created_ms,
     )  # fmt: skip
 
 
@@ -63,11 +74,11 @@ def scan(frame: DataFrame) -> float:
     return round(time.monotonic() - started, 2)
 
 
-def measure(folder: Path, messages: int, rounds: int) -> dict[str, Any]:
+def measure(folder: Path, messages: int, rounds: int, *, together: int) -> dict[str, Any]:
     """Rounds of both."""
     from spark_reconcile.load.spark_session import spark_session
 
-    write_log(folder / "messages", messages)
+    write_log(folder / "messages", messages, together=together)
     segments = survey(folder, "messages")
     with spark_session("local[2]", log=folder / "spark.log") as spark:
         log = (
@@ -96,15 +107,26 @@ def measure(folder: Path, messages: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--together", type=int, default=500, help="messages a block")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     scratch = chosen.folder / "log-source"
     try:
-        found = measure(scratch, chosen.messages, chosen.rounds)
+        found = measure(scratch, chosen.messages, chosen.rounds, together=chosen.together)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    print(json.dumps({"benchmark": "log_source", "messages": chosen.messages, **found, "load": os.getloadavg()[0]}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "log_source",
+                "messages": chosen.messages,
+                "together": chosen.together,
+                **found,
+                "load": os.getloadavg()[0],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import msgspec
 from outbox.store.row import CANCEL_TOPIC
 from outbox.store.schema import RowKind
 from outbox_core.journal import journal
+from outbox_core.journal.block import FrameKind
+from tests.spark_reconcile.message_log import LoggedMessage
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -76,7 +78,7 @@ class Planted:
     business: list[Message] = field(default_factory=list)
     outbox: list[tuple[Message, str]] = field(default_factory=list)
     archive: list[tuple[Message, int, str]] = field(default_factory=list)
-    stored: list[journal.MessageRecord] = field(default_factory=list)
+    stored: list[LoggedMessage] = field(default_factory=list)
     actions: list[journal.Action] = field(default_factory=list)
     inbox: list[tuple[str, str, int]] = field(default_factory=list)
     second_inbox: list[tuple[str, str, int]] = field(default_factory=list)
@@ -123,12 +125,12 @@ class Planted:
         """The broker's note of a message that is due later."""
         noted = record(one, None, stored_ms=one.created_ms + STORED_AFTER_MS)
         body = hashlib.sha256(noted.body).digest()
-        self.stored.append(rewritten(noted, body=body, copy=journal.SCHEDULED))
+        self.stored.append(rewritten(noted, body=body, kind=FrameKind.SCHEDULED))
 
     def fire(self, one: Message) -> int:
         """It fell due; its sequence."""
         place, at_ms = self.place(one.topic), one.due_ms or 0
-        self.stored.append(rewritten(record(one, place, stored_ms=at_ms), copy=journal.FIRED_COPY))
+        self.stored.append(rewritten(record(one, place, stored_ms=at_ms), kind=FrameKind.DISPATCHED))
         self.actions.append(journal.Fired(topic=one.topic, at_ms=at_ms, entries=[(place, one.id)]))
         return place
 
@@ -172,9 +174,9 @@ class Planted:
         self.done(one, self.store(one))
 
 
-def record(one: Message, place: int | None, *, stored_ms: int) -> journal.MessageRecord:
+def record(one: Message, place: int | None, *, stored_ms: int) -> LoggedMessage:
     """A message as the broker writes it."""
-    return journal.MessageRecord(
+    return LoggedMessage(
         sequence=place, id=one.id, topic=one.topic, key=one.key, headers={}, body=one.body.encode(),
         created_at_ms=one.created_ms, stored_at_ms=stored_ms, deliver_at_ms=one.due_ms,
     )  # fmt: skip
@@ -187,7 +189,7 @@ def renamed(one: Message, name: str, **changes: Any) -> Message:
     return one._replace(id=f"{created_ms:012x}7{digits[:3]}8{digits[3:18]}", **changes)
 
 
-def rewritten(one: journal.MessageRecord, **changes: Any) -> journal.MessageRecord:
+def rewritten(one: LoggedMessage, **changes: Any) -> LoggedMessage:
     """The record with something in it changed."""
     return msgspec.structs.replace(one, **changes)
 

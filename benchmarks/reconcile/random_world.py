@@ -40,6 +40,7 @@ from benchmarks.reconcile.sources import (
     write_settings,
 )
 from outbox_core.journal import journal
+from outbox_core.journal.block import SegmentKind
 from spark_reconcile import run, run_windows
 from spark_reconcile.classify.classification import RULES
 from spark_reconcile.core.settings_file import read_config, settings_of
@@ -191,10 +192,10 @@ def _write(folder: Path, planted: Planted, random: Random) -> None:
     rows = [_archived(*one) for one, is_moved in zip(planted.archive, moved, strict=True) if is_moved]
     (folder / "archive").mkdir()
     pq.write_table(_table(rows), folder / "archive" / "part.parquet")
-    _write_log(folder / "broker" / "messages", journal.SegmentKind.MESSAGES, planted.stored)
+    _write_log(folder / "broker", SegmentKind.MESSAGES, planted.stored)
     actions = sorted(planted.actions, key=lambda action: action.at_ms)
     groups = [*group_actions(START_MS), *seeking_groups(START_MS)]
-    _write_log(folder / "broker" / "actions", journal.SegmentKind.ACTIONS, [*groups, *actions])
+    _write_log(folder / "broker", SegmentKind.ACTIONS, [*groups, *actions])
     write_settings(folder)
 
 
@@ -218,7 +219,7 @@ def _table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(_ARCHIVED, row, strict=True)) for row in rows], schema=schema)
 
 
-def _write_log(folder: Path, kind: journal.SegmentKind, records: Sequence[Any]) -> None:
+def _write_log(folder: Path, kind: SegmentKind, records: Sequence[Any]) -> None:
     log = LogWriter(folder, kind, SEGMENT_BYTES)
     for one in records:
         log.add(one)

@@ -36,10 +36,18 @@ from benchmarks.reconcile.records import (
 from outbox.store.schema import outbox_tables
 from outbox_core.common.table_namespace import SQLITE_NAMESPACE
 from outbox_core.journal import journal
-from outbox_core.journal.block import SegmentHead, SegmentKind, block, framed_changes
+from outbox_core.journal.block import (
+    Framed,
+    SegmentHead,
+    SegmentKind,
+    block,
+    framed_changes,
+)
+from tests.spark_reconcile.message_log import LoggedMessage, framed_messages
 
 ALL_KINDS: Final = (*KINDS, *MORE_KINDS, *DELIVERY_KINDS)
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
+MESSAGES_A_BLOCK: Final = 50
 HANDED_AT_ONCE: Final = 50
 ROWS_AT_ONCE: Final = 10_000
 _TRIP: Final = """
@@ -112,8 +120,8 @@ class _Broker:
     """The broker's two logs, and the inbox of the group that has one: each message is taken by every group at once."""
 
     def __init__(self, folder: Path, shop: sqlite3.Connection, *, segment_bytes: int) -> None:
-        self._messages = LogWriter(folder / "messages", journal.SegmentKind.MESSAGES, segment_bytes)
-        self._actions = LogWriter(folder / "actions", journal.SegmentKind.ACTIONS, segment_bytes)
+        self._messages = LogWriter(folder, SegmentKind.MESSAGES, segment_bytes)
+        self._actions = LogWriter(folder, SegmentKind.ACTIONS, segment_bytes)
         self._shop = shop
         self._last_ms = 0
         self._places: dict[str, int] = {}
@@ -159,47 +167,59 @@ class _Broker:
 
 
 class LogWriter:
-    """A log of segments: of records, or of actions, in a block each."""
+    """A log of segments in a broker's folder: each action in a block of its own, messages of one time together."""
 
-    def __init__(self, folder: Path, kind: journal.SegmentKind, segment_bytes: int) -> None:
-        folder.mkdir(parents=True)
-        self._folder, self._kind, self._segment_bytes = folder, kind, segment_bytes
+    def __init__(self, folder: Path, kind: SegmentKind, segment_bytes: int) -> None:
+        self._name, self._kind, self._segment_bytes = kind.name.lower(), kind, segment_bytes
+        self._folder = folder / self._name
+        self._folder.mkdir(parents=True)
         self._offset, self._parts, self._bytes = 0, list[bytes](), 0
         self._segments, self._frames_before = 0, 0
+        self._together: list[LoggedMessage] = []
 
     def add(self, one: Any) -> None:
         """Append a record."""
-        payload = journal.encode_record(one)
-        is_action = self._kind is journal.SegmentKind.ACTIONS
-        part = self._block(payload, at_ms=one.at_ms) if is_action else journal.frame(payload)
-        self._parts.append(part)
-        self._bytes += len(part)
-        if self._bytes >= self._segment_bytes:
-            self.close()
+        if isinstance(one, LoggedMessage):
+            if self._together and self._together[0].stored_at_ms != one.stored_at_ms:
+                self._append_messages()
+            self._together.append(one)
+            if len(self._together) == MESSAGES_A_BLOCK:
+                self._append_messages()
+        else:
+            frames, copies = framed_changes([journal.encode_record(one)])
+            frames.extend(copies)
+            self._append(frames, at_ms=one.at_ms)
 
     def close(self) -> None:
-        """Write the segment, and begin another."""
-        self._segments += 1
-        if self._kind is journal.SegmentKind.ACTIONS:
-            head = SegmentHead(kind=SegmentKind.ACTIONS, epoch=1, first=self._offset, created_at_ms=START_MS).encode()
-            path = self._folder / f"actions-{self._segments:012d}.segment"
-        else:
-            head = journal.SegmentHeader(
-                kind=self._kind, first_offset=self._offset, created_at_ms=START_MS
-            ).encode()  # fmt: skip
-            path = journal.segment_path(self._folder, self._offset)
-        path.write_bytes(head + b"".join(self._parts))
-        self._offset, self._parts, self._bytes = self._offset + self._bytes, [], 0
-        self._frames_before = 0
+        """Write what is left."""
+        self._append_messages()
+        if self._parts or not self._segments:
+            self._write()
 
-    def _block(self, payload: bytes, *, at_ms: int) -> bytes:
-        frames, copies = framed_changes([payload])
-        frames.extend(copies)
+    def _append_messages(self) -> None:
+        if not self._together:
+            return
+        self._append(framed_messages(self._together), at_ms=self._together[0].stored_at_ms)
+        self._together = []
+
+    def _append(self, frames: Framed, *, at_ms: int) -> None:
         data = block(
             frames, offset=self._offset + self._bytes, durable=0, at_ms=at_ms, frames_before=self._frames_before
         )  # fmt: skip
         self._frames_before = len(frames)
-        return data
+        self._parts.append(data)
+        self._bytes += len(data)
+        if self._bytes >= self._segment_bytes:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the segment, and begin another."""
+        self._segments += 1
+        head = SegmentHead(kind=self._kind, epoch=1, first=self._offset, created_at_ms=START_MS)
+        path = self._folder / f"{self._name}-{self._segments:012d}.segment"
+        path.write_bytes(head.encode() + b"".join(self._parts))
+        self._offset, self._parts, self._bytes = self._offset + self._bytes, [], 0
+        self._frames_before = 0
 
 
 def _bulk(duck: duckdb.DuckDBPyConnection) -> Iterator[list[Message]]:

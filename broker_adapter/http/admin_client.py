@@ -15,20 +15,32 @@ import requests
 from broker_adapter.http.errors import of_problem, problem_kind
 from broker_adapter.http.request_codec import group_path, slices
 from broker_adapter.publishing.admin_http import AnswerTooLong, ask
-from outbox_core.common.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, InvalidMessage
+from outbox_core.common.errors import (
+    DECODE_ERRORS,
+    BrokerRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    InvalidMessage,
+)
 from outbox_core.messages.broadcast_port import Start, TopicRead
-from outbox_core.messages.limits import PULL_MESSAGES_MAX
+from outbox_core.messages.ids import new_message_id
+from outbox_core.messages.limits import BATCH_MESSAGES_MAX, PULL_MESSAGES_MAX
 from outbox_core.messages.message import (
     DeadCount,
+    DeadEdit,
     DeadFilter,
     DeadLetter,
+    EditPage,
+    EditResult,
     GroupConfig,
     Message,
     PublishResult,
     check_message_id,
+    check_recurring,
     check_topic,
     check_why,
 )
+from outbox_core.messages.recurring_message import RecurringMessage
 from outbox_core.protocol import wire
 from outbox_core.protocol.decoder_cache import json_decoder
 from outbox_core.protocol.problem import ProblemKind
@@ -37,7 +49,10 @@ from outbox_core.protocol.wire_conversion import (
     dead_letter_of,
     group_config_of,
     group_settings_of,
+    json_edit,
+    json_letter_edit,
     json_message,
+    recurring_settings_of,
     topic_read_of,
 )
 from outbox_core.runtime.config_files import read_secret
@@ -51,13 +66,15 @@ _WRAPPED_MAX: Final = 8
 _TOPICS_PAGE: Final = 1_000
 _PAGES_MAX: Final = 1_000
 _SHOWN_BYTES: Final = 200
+_EDITS_BYTES: Final = 1024 * 1024
+"""A request with edits has about so much, or one edit."""
 _REASON_CHARS_MAX: Final = 500
 Shape = TypeVar("Shape")
 
 
 class AdminClient:
     """The administration of a broker at a URL, a method an operation, as BrokerAdmin and TopicAdmin describe them; and
-    its schedule, its topics' messages, and what a delay service's target refused. Thread-safe.
+    its schedule, its recurring messages, its topics' messages, and what a delay service's target refused. Thread-safe.
 
     Each request has a connection of its own, and is sent once. Errors: BrokerUnavailable (no answer), BrokerRefused, in
     the broker's own words; NotAuthorized, InUse, NotSupported are kinds of it.
@@ -195,6 +212,10 @@ class AdminClient:
         """Have the broker take new messages again; idempotent."""
         self._do("POST", "/v1/uncordon")
 
+    def snapshot(self, token: str) -> wire.SnapshotAnswer:
+        """Have the files of the broker's data folder stand still for a backup that waits beside it, with this token."""
+        return self._ask("POST", "/v1/snapshot", wire.SnapshotAnswer, wire.SnapshotRequest(token=token))
+
     def status(self, *, limit: int = _TOPICS_PAGE, after: str | None = None) -> wire.StatusAnswer:
         """Returns whether the broker takes new messages, what is left of all topics, and a page of it by topic."""
         query = {"limit": str(limit)} | ({} if after is None else {"after": after})
@@ -223,6 +244,11 @@ class AdminClient:
             parts = [wire.RedriveRequest(ids=list(part), per_second=per_second) for part in slices(ids)]
         return sum(self._ask("POST", path, wire.RedriveAnswer, part).redriven for part in parts)
 
+    def stop_redrive(self, topic: str, group: str) -> int:
+        """Stop the redrives of a group; returns how many are dead letters again. The broker notes the token's name."""
+        path = f"{group_path(topic, group)}/dead/redrive/stop"
+        return self._ask("POST", path, wire.StopRedriveAnswer).stopped
+
     def count_dead(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None
     ) -> DeadCount:
@@ -230,7 +256,8 @@ class AdminClient:
         path = f"{group_path(topic, group)}/dead/count"
         counts = [self._ask("POST", path, DeadCount, part) for part in _choices(ids, where)]
         return DeadCount(
-            count=sum(counted.count for counted in counts), dead_before_ms=min(one.dead_before_ms for one in counts)
+            count=sum(counted.count for counted in counts),
+            dead_before_ms=min((counted.dead_before_ms for counted in counts), default=0),  # of no ids, none is meant
         )
 
     def discard(
@@ -247,6 +274,42 @@ class AdminClient:
             for part in _choices(ids, where)
         ]  # fmt: skip
         return sum(self._ask("POST", path, wire.DiscardAnswer, part).discarded for part in parts)
+
+    def edit(
+        self, topic: str, group: str, edits: Mapping[str, DeadEdit], *, why: str, operation: str | None = None
+    ) -> list[EditResult]:
+        """Edit the dead letters of these ids; returns what became of each. The broker notes the token's name.
+
+        `operation`: a name under which a repeat, after an answer that was lost, is known as such (by default a new
+        one).
+        """
+        check_why(why)
+        path, name = f"{group_path(topic, group)}/dead/edit", operation or new_message_id()
+        results: list[EditResult] = []
+        for part in _edit_parts(edits):
+            request = wire.EditRequest(operation=name, why=why, edits=part)
+            results += self._ask("POST", path, EditPage, request).results
+        return results
+
+    def edit_many(
+        self, topic: str, group: str, edit: DeadEdit, *, where: DeadFilter | None = None,
+        dead_before_ms: int | None = None, why: str, operation: str | None = None,
+    ) -> Iterator[EditResult]:  # fmt: skip
+        """Edit all dead letters, or those that fit, in one way, without a body; yields what became of each, page by
+        page. `operation` as of edit().
+        """
+        check_why(why)
+        path = f"{group_path(topic, group)}/dead/edit"
+        request = wire.EditRequest(
+            operation=operation or new_message_id(), why=why, edit=json_edit(edit), where=where, all=where is None,
+            dead_before_ms=dead_before_ms,
+        )  # fmt: skip
+        while True:
+            page = self._ask("POST", path, EditPage, request)
+            yield from page.results
+            if page.next is None or page.next <= request.after:
+                return
+            request = msgspec.structs.replace(request, after=page.next)
 
     # -- messages
 
@@ -285,6 +348,42 @@ class AdminClient:
         answers = [self._ask("POST", "/v1/scheduled/cancel", wire.CancelAnswer, part) for part in parts]
         return [outcome for answer in answers for outcome in answer.results]
 
+    # -- recurring messages
+
+    def add_recurring(self, name: str, message: RecurringMessage, *, paused: bool = False) -> None:
+        """Add a message that the broker publishes again and again, or, `paused`, not yet. The same one again changes
+        nothing.
+
+        Raises InUse if another one has this name.
+        """
+        message.check(name)
+        self._do("PUT", _recurring_path(name), recurring_settings_of(message, paused=paused))
+
+    def recurring(self) -> Iterator[wire.RecurringAnswer]:
+        """Yields the recurring messages on topics that the token covers, by name, without key, headers and body."""
+        query = {"limit": str(_TOPICS_PAGE)}
+        for _ in range(_PAGES_MAX):
+            page = self._get("/v1/recurring", wire.RecurringListAnswer, query=query)
+            yield from page.recurring
+            if page.next is None:
+                return
+            query["after"] = page.next
+
+    def recurring_message(self, name: str, *, runs: int = 5) -> wire.RecurringAnswer | None:
+        """Returns a recurring message with so many of its next occurrences, up to 1,000; None if it is not there."""
+        path = f"{_recurring_path(name)}?{urlencode({'runs': str(runs)})}"
+        return self._get_if_there(path, wire.RecurringAnswer)
+
+    def pause_recurring(self, name: str, *, paused: bool) -> None:
+        """Pause a recurring message, or resume it; of what it missed the newest is published then. Idempotent."""
+        self._do("POST", f"{_recurring_path(name)}/{'pause' if paused else 'resume'}")
+
+    def delete_recurring(self, name: str) -> None:
+        """Delete a recurring message. What it has published stays."""
+        self._do("DELETE", _recurring_path(name))
+
+    # -- what a delay service's target refused
+
     def refused(self) -> list[wire.RefusedMessage]:
         """Returns what a delay service's target refused for good: at most a thousand of each process or shard."""
         return self._get("/v1/refused", wire.RefusedAnswer).messages
@@ -315,7 +414,7 @@ class AdminClient:
             raise of_problem(status, content, address=self.shown_url)
         try:
             return json_decoder(shape).decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DECODE_ERRORS as error:
             raise BrokerRefused(
                 f"{self.shown_url} answered what is nothing of a broker's: {content[:_SHOWN_BYTES]!r}"
             ) from error
@@ -331,9 +430,29 @@ def _choices(ids: Sequence[str] | None, where: DeadFilter | None) -> list[wire.D
     return [wire.DeadCountRequest(ids=list(part)) for part in slices(ids)]
 
 
+def _edit_parts(edits: Mapping[str, DeadEdit]) -> Iterator[list[wire.JsonLetterEdit]]:
+    """Yields edits in as many requests as they need."""
+    part: list[wire.JsonLetterEdit] = []
+    size_bytes = 0
+    for message_id, edit in edits.items():
+        sent = json_letter_edit(message_id, edit)
+        sent_bytes = len(msgspec.json.encode(sent))
+        if part and (len(part) == BATCH_MESSAGES_MAX or size_bytes + sent_bytes > _EDITS_BYTES):
+            yield part
+            part, size_bytes = [], 0
+        part.append(sent)
+        size_bytes += sent_bytes
+    if part:
+        yield part
+
+
 def _topic_path(topic: str) -> str:
     """Returns the path of a topic. Raises InvalidMessage: of a name `..` a client makes another path."""
     return f"/v1/topics/{check_topic(topic)}"
+
+
+def _recurring_path(name: str) -> str:
+    return f"/v1/recurring/{check_recurring(name)}"
 
 
 def _forced(*, force: bool) -> str:

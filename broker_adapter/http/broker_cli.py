@@ -1,8 +1,8 @@
 """The command `outbox broker`: runs a broker, and administers one that runs.
 
 `serve` and `token` are the broker's own (outbox_broker/server/cli.py). All else asks a running broker by AdminClient,
-a command an operation, by noun: topic, group, message, schedule, dead. What Redis timers know of topics, groups and
-dead letters is administered by the same commands, through their adapter.
+a command an operation, by noun: topic, group, message, schedule, and dead, in dead_letter_cli.py. What Redis timers
+know of topics, groups and dead letters is administered by the same commands, through their adapter.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ import msgspec
 import typer
 from rich.text import Text
 
-from broker_adapter.http import operations_cli
-from broker_adapter.http.admin_client import DEAD_PAGE_MAX, AdminClient
+from broker_adapter.http import dead_letter_cli, operations_cli, recurring_cli
+from broker_adapter.http.admin_client import AdminClient
 from broker_adapter.http.shared_cli import (
     AsJson,
     Connection,
+    Group,
+    Limit,
+    Topic,
     Yes,
     confirm,
     connected,
+    headers_of,
     print_done,
     print_json,
     print_lines,
@@ -37,28 +41,28 @@ from outbox_core.common.errors import BrokerCordoned, BrokerRefused, BrokerUnava
 from outbox_core.messages.broker_port import GroupSettingsReader
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import PULL_MESSAGES_MAX
-from outbox_core.messages.message import DeadFilter, DeadLetter, GroupConfig, Message, Record
+from outbox_core.messages.message import CancelStatus, GroupConfig, Message, Record
 from outbox_core.protocol.wire import GroupStall
-from outbox_core.protocol.wire_conversion import group_settings_of, json_dead_letter, json_record
+from outbox_core.protocol.wire_conversion import group_settings_of, json_record
+from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker, and administer one.")
 topic_app: Final = typer.Typer(no_args_is_help=True, help="List, show, purge and delete topics.")
 group_app: Final = typer.Typer(no_args_is_help=True, help="Declare, show, move and delete consumer groups.")
 message_app: Final = typer.Typer(no_args_is_help=True, help="Publish messages, and look at those that are stored.")
-schedule_app: Final = typer.Typer(no_args_is_help=True, help="List and cancel scheduled messages.")
-dead_app: Final = typer.Typer(no_args_is_help=True, help="List, show, redrive and discard dead letters.")
+schedule_app: Final = typer.Typer(no_args_is_help=True, help="Scheduled messages, and recurring ones.")
 app.add_typer(server_cli.app)
 app.add_typer(operations_cli.app)
 app.add_typer(topic_app, name="topic")
 app.add_typer(group_app, name="group")
 app.add_typer(message_app, name="message")
 app.add_typer(schedule_app, name="schedule")
-app.add_typer(dead_app, name="dead")
+schedule_app.command("add")(recurring_cli.add)
+schedule_app.add_typer(recurring_cli.app, name="recurring")
+app.add_typer(dead_letter_cli.app, name="dead")
 
 _PREVIEW_CHARS: Final = 80
-_NO_ID: Final = "(damaged)"
-_PROGRESS_S: Final = 2.0
 _BODY_STDIN: Final = "-"
 _GROUP_FIGURES: Final = ("backlog", "in_flight", "dead", "redriving", "position", "oldest_unacked_age_ms")
 _STALL_REASONS: Final = {
@@ -72,11 +76,8 @@ _STALL_REASONS: Final = {
 }
 _utf8_decoder: Final = codecs.getincrementaldecoder("utf-8")
 
-Topic = Annotated[str, typer.Argument(help="The topic.")]
-Group = Annotated[str, typer.Argument(help="The consumer group.")]
 Ids = Annotated[list[str], typer.Argument(help="Ids of messages.")]
 Force = Annotated[bool, typer.Option("--force", help="Also where it is in use.")]
-Limit = Annotated[int, typer.Option(min=1, max=1_000, help="So many at most.")]
 
 
 @app.callback()
@@ -148,8 +149,8 @@ def delete_topic(
 ) -> None:
     """Delete a topic. Its messages are delivered to nobody any more.
 
-    One that has consumer groups or scheduled messages is deleted by --force alone: with its groups, and what it has
-    scheduled is canceled.
+    One that has consumer groups, scheduled or recurring messages is deleted by --force alone: with its groups and its
+    recurring messages, and what it has scheduled is canceled.
 
     Examples:
 
@@ -413,7 +414,7 @@ def publish(
     now_ms = time.time_ns() // 1_000_000
     message = Message(
         id=new_message_id() if message_id is None else message_id, topic=topic, key=key,
-        headers=_headers(header or ()), body=content, created_at_ms=now_ms,
+        headers=headers_of(header or ()), body=content, created_at_ms=now_ms,
         deliver_at_ms=None if delay_ms is None else now_ms + delay_ms,
     )  # fmt: skip
     try:
@@ -477,6 +478,7 @@ def find(
     ] = None,
     offset: Annotated[int, typer.Option(min=0, help="Look from this offset on.")] = 0,
     limit: Limit = 10,
+    progress: ProgressOption = ProgressForm.AUTO,
     as_json: AsJson = False,
 ) -> None:
     """Find messages by id, key or headers.
@@ -490,7 +492,7 @@ def find(
 
       outbox broker message find orders --key 17 --header type=card --offset 1000000
     """
-    wanted_ids, wanted_headers = frozenset(message_id or ()), _headers(header or ())
+    wanted_ids, wanted_headers = frozenset(message_id or ()), headers_of(header or ())
     if not wanted_ids and key is None and not wanted_headers:
         raise UsageError("say what to look for: --id, --key or --header")
 
@@ -503,7 +505,7 @@ def find(
 
     found: list[Record] = []
     missing_ids = set(wanted_ids)
-    for message in _read_all(connection.client(), topic, offset=offset):
+    for message in _read_all(connection.client(), topic, offset=offset, form=progress):
         if is_wanted(message):
             found.append(message)
             missing_ids.discard(message.id)
@@ -517,19 +519,17 @@ def find(
         raise typer.Exit(1)
 
 
-def _read_all(client: AdminClient, topic: str, *, offset: int) -> Iterator[Record]:
-    """Yields all messages from an offset to the end that the topic has now; says on stderr how far it is."""
-    end = client.read(topic, start="latest", max_messages=1).next_offset
-    said_s = time.monotonic()
-    while offset < end:
-        read = client.read(topic, offset=offset, max_messages=PULL_MESSAGES_MAX)
-        if read.next_offset <= offset:
-            return
-        yield from read.messages
-        offset = read.next_offset
-        if time.monotonic() - said_s >= _PROGRESS_S:
-            said_s = time.monotonic()
-            print(f"read to offset {offset:,} of {end:,} ({100 * offset // end} %)", file=sys.stderr)
+def _read_all(client: AdminClient, topic: str, *, offset: int, form: ProgressForm) -> Iterator[Record]:
+    """Yields all messages from an offset to the end that the topic has now; shows how far it is."""
+    begin, end = offset, client.read(topic, start="latest", max_messages=1).next_offset
+    with Progress("find", form=form, steady=True) as progress:
+        while offset < end:
+            read = client.read(topic, offset=offset, max_messages=PULL_MESSAGES_MAX)
+            if read.next_offset <= offset:
+                return
+            yield from read.messages
+            offset = read.next_offset
+            progress.update(offset - begin, end - begin, note=f"read to offset {offset:,}")
 
 
 # -- the schedule ------------------------------------------------------------------------------------------------------
@@ -584,7 +584,8 @@ def show_scheduled(
 def cancel(connection: Connection, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> None:
     """Cancel scheduled messages.
 
-    They are never delivered. Those that a delay service's target refused are canceled, too.
+    They are never delivered. Those that a delay service's target refused are canceled, too. Exits with 1 if one was
+    not canceled: it was delivered before (too_late), or no such message is scheduled (unknown).
 
     Example: outbox broker schedule cancel trip-17 trip-18 --yes
     """
@@ -593,8 +594,10 @@ def cancel(connection: Connection, ids: Ids, yes: Yes = False, as_json: AsJson =
     outcomes = connection.client().cancel(ids)
     if as_json:
         print_json(outcomes)
-        return
-    print_lines(f"{escaped(outcome.id)}\t{outcome.status}" for outcome in outcomes)
+    else:
+        print_lines(f"{escaped(outcome.id)}\t{outcome.status}" for outcome in outcomes)
+    if any(outcome.status is not CancelStatus.CANCELED for outcome in outcomes):
+        raise typer.Exit(1)
 
 
 @schedule_app.command("refused")
@@ -635,157 +638,7 @@ def retry_refused(connection: Connection, ids: Ids, as_json: AsJson = False) -> 
         raise typer.Exit(1)
 
 
-# -- dead letters ------------------------------------------------------------------------------------------------------
-
-
-@dead_app.command("list")
-@connected
-def list_dead(
-    connection: Connection,
-    topic: Topic,
-    group: Group,
-    limit: Limit = 20,
-    after: Annotated[str | None, typer.Option(help="Go on behind the page that named this.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List dead letters, oldest first.
-
-    Attempts, when, the last reason, and how the attempts went; JSON has what the messages carry, too.
-
-    Example: outbox broker dead list orders billing --limit 50
-    """
-    with connection.admin() as admin:
-        letters, following = admin.dead(topic, group, limit=limit, after=after)
-    if as_json:
-        print_json({"dead": [json_dead_letter(letter) for letter in letters], "next": following})
-    else:
-        _print_dead(letters, following=following)
-
-
-@dead_app.command("show")
-@connected
-def show_dead(
-    connection: Connection, topic: Topic, group: Group, message_id: Annotated[str, typer.Argument(help="Its id.")]
-) -> None:
-    """Print one dead letter as JSON.
-
-    With its headers and body. Exits with 1 if there is none of this id.
-
-    Example: outbox broker dead show orders billing order-17
-    """
-    with connection.admin() as admin:
-        after, seen = None, set[str]()
-        while True:
-            if after is not None:
-                seen.add(after)
-            letters, after = admin.dead(topic, group, limit=DEAD_PAGE_MAX, after=after)
-            for letter in letters:
-                if letter.id == message_id:
-                    print_json(json_dead_letter(letter))
-                    return
-            if after is None or after in seen:
-                raise BrokerRefused(f"{topic}/{group} has no dead letter of the id {message_id}")
-
-
-@dead_app.command("redrive")
-@connected
-def redrive(
-    connection: Connection,
-    topic: Topic,
-    group: Group,
-    message_id: Annotated[
-        list[str] | None, typer.Option("--id", help="A dead letter's id; may be repeated (all).")
-    ] = None,
-    per_second: Annotated[int | None, typer.Option(help="How many are ready each second.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Deliver dead letters again.
-
-    All, or those that are named; their attempts are counted afresh.
-
-    Examples:
-
-      outbox broker dead redrive orders billing --per-second 100
-
-      outbox broker dead redrive orders billing --id order-17 --id order-18
-    """
-    with connection.admin() as admin:
-        redriven = admin.redrive(topic, group, ids=message_id or None, per_second=per_second)
-    print_done({"redriven": redriven}, f"{redriven} redriven", as_json=as_json)
-
-
-@dead_app.command("discard")
-@connected
-def discard(
-    connection: Connection,
-    topic: Topic,
-    group: Group,
-    why: Annotated[str, typer.Option(help="The reason, which the broker's log keeps; needed but to count.")] = "",
-    message_id: Annotated[list[str] | None, typer.Option("--id", help="A dead letter's id; may be repeated.")] = None,
-    reason: Annotated[str | None, typer.Option(help="Those whose last reason contains this.")] = None,
-    key: Annotated[str | None, typer.Option(help="Those with this key.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="Those with NAME=VALUE; may be repeated: all of them.")
-    ] = None,
-    from_ms: Annotated[int | None, typer.Option(min=0, help="Of those: dead at this time or later, ms.")] = None,
-    to_ms: Annotated[int | None, typer.Option(min=0, help="Of those: dead before this time, ms.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="All dead letters of the group.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count them, and discard none.")] = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
-    """Discard dead letters for good.
-
-    Says how many before it asks, and takes no more than those: the group never gets them again, and their room on the
-    disk is free. Other groups have theirs as before. The broker's log keeps who, when and why; the reconciliation calls
-    them discarded.
-
-    Examples:
-
-      outbox broker dead discard orders billing --id order-17 --why "paid by hand, ticket 4711"
-
-      outbox broker dead discard orders billing --reason "no such customer" --dry-run
-
-      outbox broker dead discard orders billing --all --why "a load test's" --yes
-    """
-    where = _dead_filter(reason=reason, key=key, headers=_headers(header or ()), from_ms=from_ms, to_ms=to_ms)
-    if [bool(message_id), where is not None, all_].count(True) != 1:
-        raise UsageError("say which: --id, or --reason, --key and --header, or --all")
-    if not why and not dry_run:
-        raise UsageError("say --why: the broker's log keeps the reason")
-    client, ids, before_ms = connection.client(), message_id or None, None
-    if dry_run or not yes:
-        counted = client.count_dead(topic, group, ids=ids, where=where)
-        before_ms = counted.dead_before_ms
-        text = f"{counted.count} dead letters of {topic}/{group}"
-        if dry_run:
-            outcome = {"topic": topic, "group": group, "would_discard": counted.count}
-            print_done(outcome, f"would discard {text}", as_json=as_json)
-            return
-        confirm(f"Discard {text} for good?")
-    count = client.discard(topic, group, ids=ids, where=where, dead_before_ms=before_ms, why=why)
-    print_done({"topic": topic, "group": group, "discarded": count}, f"{count} discarded", as_json=as_json)
-
-
-def _dead_filter(
-    *, reason: str | None, key: str | None, headers: dict[str, str], from_ms: int | None, to_ms: int | None
-) -> DeadFilter | None:
-    """Returns what these options choose; None if there is none of them."""
-    where = DeadFilter(reason=reason or None, key=key or None, headers=headers or None, from_ms=from_ms, to_ms=to_ms)
-    return None if where == DeadFilter() else where
-
-
 # -- output ------------------------------------------------------------------------------------------------------------
-
-
-def _headers(given: Sequence[str]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"a header is given as NAME=VALUE, not {text!r}")
-        headers[name] = value
-    return headers
 
 
 def _print_figures(figures: Mapping[str, int]) -> None:
@@ -836,21 +689,3 @@ def _preview(body: bytes) -> str:
     except UnicodeDecodeError:
         shown = repr(head)
     return shown if len(shown) <= _PREVIEW_CHARS and len(head) == len(body) else shown[:_PREVIEW_CHARS] + "..."
-
-
-def _print_dead(letters: Sequence[DeadLetter], *, following: str | None) -> None:
-    """Print a page of dead letters, and the option for the next one."""
-    if not letters:
-        print("no dead letters", file=sys.stderr)
-        return
-    rows = [
-        [
-            Text(escaped(letter.id) or _NO_ID), Text(str(letter.attempts)), Text(utc_text(letter.dead_at_ms)),
-            Text(escaped(letter.reason)),
-            Text("\n".join(f"{attempts} x {escaped(reason)}" for reason, attempts in letter.history)),
-        ]
-        for letter in letters
-    ]  # fmt: skip
-    print_table(["id", "attempts", "when", "reason", "how they went"], rows)
-    if following is not None:
-        print(f"more: --after {escaped(following)}")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
-import msgspec
-
 from outbox_core.common.errors import (
+    DECODE_ERRORS,
     BrokerCordoned,
     BrokerError,
     BrokerRefused,
@@ -16,6 +15,7 @@ from outbox_core.common.errors import (
     BrokerUnavailable,
     GroupDeleted,
     InUse,
+    InvalidRequest,
     NotAuthenticated,
     NotAuthorized,
     NotSupported,
@@ -54,14 +54,14 @@ _CLASSES: Final[dict[ProblemKind, type[BrokerError]]] = {
     ProblemKind.MALFORMED_REQUEST: BrokerUnavailable,
     ProblemKind.UNSUPPORTED_TRANSFER_CODING: BrokerUnavailable,
     ProblemKind.EXPECTATION_FAILED: BrokerUnavailable,
-    # The same will be refused again.
+    # The same will be refused again: what the caller wrote is wrong, or anything else.
+    ProblemKind.WRONG_SHAPE: InvalidRequest,
+    ProblemKind.INVALID_MESSAGE: InvalidRequest,
+    ProblemKind.INVALID_NAME: InvalidRequest,
+    ProblemKind.INVALID_FILTER: InvalidRequest,
+    ProblemKind.MESSAGE_TOO_LARGE: InvalidRequest,
     ProblemKind.MALFORMED_BODY: BrokerRefused,
-    ProblemKind.WRONG_SHAPE: BrokerRefused,
-    ProblemKind.INVALID_MESSAGE: BrokerRefused,
-    ProblemKind.INVALID_NAME: BrokerRefused,
-    ProblemKind.INVALID_FILTER: BrokerRefused,
     ProblemKind.BODY_TOO_LARGE: BrokerRefused,
-    ProblemKind.MESSAGE_TOO_LARGE: BrokerRefused,
     ProblemKind.BATCH_TOO_LARGE: BrokerRefused,
     ProblemKind.NOT_FOUND: BrokerRefused,
     ProblemKind.REFUSED: BrokerRefused,
@@ -97,7 +97,7 @@ def _problem(content: bytes) -> ProblemAnswer | None:
     try:
         problem = json_decoder(ProblemAnswer).decode(content)
         ProblemKind(problem.type.removeprefix(PROBLEM_PREFIX))
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+    except (ValueError, *DECODE_ERRORS):
         return None
     return problem
 

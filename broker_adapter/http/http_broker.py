@@ -28,7 +28,7 @@ from broker_adapter.http.request_codec import (
     requests_of,
     slices,
 )
-from outbox_core.common.errors import BrokerError, ConfigurationError
+from outbox_core.common.errors import BrokerError, ConfigurationError, NotAuthenticated
 from outbox_core.messages import limits
 from outbox_core.messages.broadcast_port import Start, TopicRead
 from outbox_core.messages.broker_port import BrokerAdmin, Inspection
@@ -88,6 +88,7 @@ class HttpBroker:
             pool_size=pool_size,
             codec=WireCodec(codec),
         )
+        self._has_token = options.token is not None
         self._transport = HttpTransport(options)
         self._packed = self._transport.codec.packed
         self._admin = AdminClient(options.url, timeout_ms=timeout_ms, token=options.token, ca_file=options.ca_file)
@@ -186,9 +187,17 @@ class HttpBroker:
         return self._admin
 
     def inspect(self, topics: Sequence[str] = ()) -> Inspection:  # noqa: ARG002 - it is durable for every topic
-        """Ask whether it can serve. Raises BrokerUnavailable if it cannot; it has no setting that weakens a promise."""
-        self._transport.send(ready_request())
-        return Inspection(product="outbox-mq", version="")
+        """Ask whether it can serve, and what this client may do. It has no setting that weakens a promise.
+
+        Raises BrokerUnavailable if it cannot serve, NotAuthenticated if it does not know the token.
+        """
+        answer = self._transport.send(ready_request())
+        if answer.roles == [] and self._has_token:  # a probe is answered without one, and every publish is refused
+            raise NotAuthenticated(f"the broker at {self._transport.codec.address} does not know the token")
+        return Inspection(
+            product="outbox-mq", version=answer.version or "", now_ms=answer.now_ms,
+            roles=None if answer.roles is None else tuple(answer.roles),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Send what was submitted, and let go of the connections; idempotent."""

@@ -1,5 +1,5 @@
-"""The metadata of a broker as one document: topics, their groups with filters and settings, and positions. What to do
-with it on another broker is decided first, as a plan, and then done.
+"""The metadata of a broker as one document: topics, their groups with filters and settings, positions, and recurring
+messages. What to do with it on another broker is decided first, as a plan, and then done.
 
 A position is a number of messages of one broker's topic, and means nothing on another broker, unless that has the same
 messages. So a group begins at the earliest message there, which may repeat some and skips none, or by another policy
@@ -9,20 +9,31 @@ if that is asked. Messages, dead letters, schedules and tokens are not metadata.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
 import msgspec
 
 from broker_adapter.http.admin_client import AdminClient
-from outbox_core.common.errors import NotAuthorized, UsageError
+from outbox_core.common.errors import DECODE_ERRORS, NotAuthorized, UsageError
 from outbox_core.messages.message import GroupConfig
+from outbox_core.messages.recurring_message import RecurringMessage
 from outbox_core.protocol import wire
-from outbox_core.protocol.wire_conversion import group_config_of
+from outbox_core.protocol.wire_conversion import (
+    body_bytes,
+    group_config_of,
+    recurring_message_of,
+    recurring_settings_of,
+)
 
 FORMAT: Final = "outbox-mq-metadata"
 VERSION: Final = 1
+_UNFINISHED_AT_EARLIEST: Final = 1
+_UNFINISHED_AT_LATEST: Final = 253_402_300_799_000
+"""Times (ms) at which a group begins while an import is making it: right after 1970, and the end of 9999. None of these
+has messages before it or after it, so they mean the earliest and the latest, and nobody else names them.
+"""
 
 
 class PositionPolicy(StrEnum):
@@ -55,6 +66,13 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[GroupMetadata]
 
 
+class RecurringMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """A recurring message. Which of its occurrences are over is not in it: on another broker it begins anew."""
+
+    name: str
+    settings: wire.RecurringSettings
+
+
 class MetadataDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a broker."""
 
@@ -63,6 +81,7 @@ class MetadataDocument(msgspec.Struct, frozen=True, kw_only=True):
     exported_at_ms: int
     source: str
     topics: list[TopicMetadata]
+    recurring: list[RecurringMetadata] = []
 
 
 class StepKind(StrEnum):
@@ -86,20 +105,35 @@ class ImportStep:
     paused: bool
     is_paused_now: bool = False
     to_offset: int | None = None
-    """Where a new group is moved; None: it begins as its config says."""
+    """Where a group is moved that an import makes; None: it begins as its config says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurringStep:
+    """What is done with a recurring message; `text` says it."""
+
+    kind: StepKind
+    name: str
+    text: str
+    message: RecurringMessage
+    paused: bool
+    is_same: bool = False
+    """Whether it differs in nothing but whether it is paused."""
 
 
 def parse_document(data: bytes) -> MetadataDocument:
     """Returns the document. Raises UsageError for what is none, or of a later version than this one knows."""
     try:
         document = msgspec.json.decode(data, type=MetadataDocument)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise UsageError(f"this is no export of a broker's metadata: {error}") from error
     if document.version != VERSION:
         raise UsageError(f"the document has version {document.version}, and this release knows {VERSION}")
     names = [(topic.topic, group.group) for topic in document.topics for group in topic.groups]
     if len(set(names)) != len(names):
         raise UsageError("the document has a group twice")
+    if len({recurring.name for recurring in document.recurring}) != len(document.recurring):
+        raise UsageError("the document has a recurring message twice")
     return document
 
 
@@ -131,10 +165,10 @@ def plan_import(
         present = _groups_of(client, topic.topic) if topic.topic in topics else {}
         for group in topic.groups:
             answer = present.get(group.group)
-            step = (
-                _made(client, topic.topic, group, policy) if answer is None else _compared(topic.topic, group, answer)
-            )
-            steps.append(step)
+            if answer is None or _is_unfinished(answer):
+                steps.append(_made(client, topic.topic, group, policy, unfinished=answer))
+            else:
+                steps.append(_compared(topic.topic, group, answer))
     contradictions = [step for step in steps if step.kind is StepKind.CHANGE]
     if contradictions and not overwrite:
         texts = "; ".join(step.text for step in contradictions)
@@ -144,26 +178,91 @@ def plan_import(
     return steps
 
 
+def export_recurring(client: AdminClient) -> Iterator[RecurringMetadata]:
+    """Yields the recurring messages on topics that the token covers. Raises NotAuthorized if it may not see them."""
+    for listed in client.recurring():
+        answer = client.recurring_message(listed.name, runs=1)
+        if answer is None:
+            continue  # it was deleted meanwhile
+        if answer.body is None:
+            raise NotAuthorized(
+                f"the token may not see what the recurring message {listed.name} publishes: it needs the role consume"
+            )
+        settings = recurring_settings_of(_recurring_message(answer), paused=answer.paused)
+        yield RecurringMetadata(name=answer.name, settings=settings)
+
+
+def plan_recurring(client: AdminClient, document: MetadataDocument, *, overwrite: bool) -> list[RecurringStep]:
+    """Returns what an import does with recurring messages; changes nothing. Raises UsageError that names every one that
+    is there and differs, unless it may be overwritten.
+    """
+    steps = [_recurring_step(client, recurring) for recurring in document.recurring]
+    contradictions = [step for step in steps if step.kind is StepKind.CHANGE]
+    if contradictions and not overwrite:
+        texts = "; ".join(step.text for step in contradictions)
+        raise UsageError(
+            f"nothing was done, since recurring messages are there that differ (--overwrite changes them): {texts}"
+        )
+    return steps
+
+
+def apply_recurring(client: AdminClient, step: RecurringStep) -> None:
+    """Does one step; a repeat finds it done. One that publishes something else is another one, and begins anew."""
+    if step.kind is StepKind.KEEP:
+        return
+    if step.is_same:
+        client.pause_recurring(step.name, paused=step.paused)
+        return
+    if step.kind is StepKind.CHANGE:
+        client.delete_recurring(step.name)
+    client.add_recurring(step.name, step.message, paused=step.paused)
+
+
 def apply_step(client: AdminClient, step: ImportStep) -> None:
     """Does one step; a repeat finds it done. A new group is paused, where it is to be, before it is moved."""
     if step.kind is StepKind.KEEP:
         return
-    client.declare_group(step.topic, step.group, step.config)
+    # Until a new group is where it is to be, it has a start by which a repeat knows that it is not finished, whatever
+    # cut the import. With its own it would be taken for one that was there before, and kept at the beginning.
+    is_made_at_once = step.kind is not StepKind.MAKE or (step.paused is step.is_paused_now and step.to_offset is None)
+    client.declare_group(step.topic, step.group, step.config if is_made_at_once else _unfinished(step.config))
     if step.paused is not step.is_paused_now:
         client.pause(step.topic, step.group, paused=step.paused)
     if step.to_offset is not None:
         client.seek(step.topic, step.group, to_offset=step.to_offset)
+    if not is_made_at_once:
+        client.declare_group(step.topic, step.group, step.config)
+
+
+def _unfinished(config: GroupConfig) -> GroupConfig:
+    at_ms = _UNFINISHED_AT_LATEST if config.start == "latest" else _UNFINISHED_AT_EARLIEST
+    return replace(config, start="at", start_at_ms=at_ms)
+
+
+def _is_unfinished(answer: wire.GroupAnswer) -> bool:
+    start = answer.settings.start
+    return isinstance(start, wire.StartAt) and start.at_ms in {_UNFINISHED_AT_EARLIEST, _UNFINISHED_AT_LATEST}
 
 
 def _groups_of(client: AdminClient, topic: str) -> Mapping[str, wire.GroupAnswer]:
     return {group: client.group(topic, group) for group in client.topic(topic).groups}
 
 
-def _made(client: AdminClient, topic: str, group: GroupMetadata, policy: PositionPolicy) -> ImportStep:
-    start, to_offset, where = "earliest", None, "from the earliest message"
+def _made(
+    client: AdminClient,
+    topic: str,
+    group: GroupMetadata,
+    policy: PositionPolicy,
+    *,
+    unfinished: wire.GroupAnswer | None,
+) -> ImportStep:
+    """Makes a group, or finishes one that an import was cut in making, perhaps under another policy. Its consumers may
+    have begun: it is moved back rather than left where it may have skipped messages.
+    """
+    start, to_offset, where = "earliest", None if unfinished is None else 0, "from the earliest message"
     match policy:
         case PositionPolicy.LATEST:
-            start, where = "latest", "from the end"
+            start, to_offset, where = "latest", None, "from the end"
         case PositionPolicy.COPY if group.resume_offset > 0:
             if group.before_id is not None and group.before_id == _id_before(client, topic, group.resume_offset):
                 to_offset, where = group.resume_offset, f"from offset {group.resume_offset}"
@@ -172,9 +271,11 @@ def _made(client: AdminClient, topic: str, group: GroupMetadata, policy: Positio
         case _:
             pass
     settings = msgspec.structs.replace(group.settings, start=start)
+    verb = "make" if unfinished is None else "finish making"
     return ImportStep(
         kind=StepKind.MAKE, topic=topic, group=group.group, config=group_config_of(settings), paused=group.paused,
-        to_offset=to_offset, text=f"make {topic}/{group.group}, {where}{', paused' if group.paused else ''}",
+        is_paused_now=unfinished is not None and unfinished.paused, to_offset=to_offset,
+        text=f"{verb} {topic}/{group.group}, {where}{', paused' if group.paused else ''}",
     )  # fmt: skip
 
 
@@ -193,6 +294,29 @@ def _compared(topic: str, group: GroupMetadata, answer: wire.GroupAnswer) -> Imp
     return ImportStep(
         kind=kind, topic=topic, group=group.group, config=group_config_of(wanted), paused=group.paused,
         is_paused_now=answer.paused, text=text,
+    )  # fmt: skip
+
+
+def _recurring_step(client: AdminClient, recurring: RecurringMetadata) -> RecurringStep:
+    name, paused, message = recurring.name, recurring.settings.paused, recurring_message_of(recurring.settings)
+    answer = client.recurring_message(name, runs=1)
+    if answer is None:
+        text = f"add the recurring message {name} to {message.topic}{', paused' if paused else ''}"
+        return RecurringStep(kind=StepKind.MAKE, name=name, text=text, message=message, paused=paused)
+    present = _recurring_message(answer)
+    differing = [field for field in message.__struct_fields__ if getattr(present, field) != getattr(message, field)]
+    texts = [f"has another {field}" for field in differing]
+    if answer.paused is not paused:
+        texts.append(f"{'is' if answer.paused else 'is not'} paused")
+    kind = StepKind.CHANGE if texts else StepKind.KEEP
+    text = f"the recurring message {name} {', '.join(texts)}" if texts else f"keep the recurring message {name}"
+    return RecurringStep(kind=kind, name=name, text=text, message=message, paused=paused, is_same=not differing)
+
+
+def _recurring_message(answer: wire.RecurringAnswer) -> RecurringMessage:
+    return RecurringMessage(
+        topic=answer.topic, cron=answer.cron, tz=answer.tz, key=answer.key, headers=answer.headers or {},
+        body=body_bytes(answer.body or "", answer.encoding), catch_up=answer.catch_up,
     )  # fmt: skip
 
 

@@ -1,12 +1,11 @@
-"""The commands of `outbox broker` on a broker as a whole: cordon, uncordon, status, drain; export, import."""
+"""The commands of `outbox broker` on a broker as a whole: cordon, uncordon, status, drain; export, import; backup."""
 
 from __future__ import annotations
 
-import math
-import sys
-import threading
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,13 +15,18 @@ from rich.text import Text
 
 from broker_adapter.http.admin_client import AdminClient
 from broker_adapter.http.metadata import (
+    ImportStep,
     MetadataDocument,
     PositionPolicy,
+    RecurringStep,
     StepKind,
+    apply_recurring,
     apply_step,
+    export_recurring,
     export_topics,
     parse_document,
     plan_import,
+    plan_recurring,
 )
 from broker_adapter.http.shared_cli import (
     AsJson,
@@ -30,23 +34,23 @@ from broker_adapter.http.shared_cli import (
     Yes,
     confirm,
     connected,
+    poll,
     print_done,
     print_json,
     print_lines,
     print_table,
+    read_file,
 )
-from outbox_core.common.errors import BrokerUnavailable, UsageError
+from outbox_core.common.clock import SystemClock
+from outbox_core.common.errors import UsageError
 from outbox_core.protocol.wire import StatusAnswer
-from outbox_core.runtime.durations_and_sizes import parse_duration_ms
+from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
+from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
+_BACKUP_RATE: Final = "16MiB"
+"""Half of that at which publishers, and what falls due, stayed within a tenth of what they were (decision 125)."""
 app: Final = typer.Typer(no_args_is_help=True, help="Cordon and drain a broker.")
-
-_PROGRESS_S: Final = 2.0
-_POLL_S: Final = 0.5
-_REST: Final = 10
-"""How many times as long as an answer took nothing is asked: a status visits every topic."""
-_REST_MAX_S: Final = 10.0
 
 
 @app.command()
@@ -130,11 +134,12 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until nothing is left.")] = False,
     timeout: Annotated[str | None, typer.Option(help="Wait so long at most, as 90s or 10m (without end).")] = None,
     reason: Annotated[str, typer.Option(help="Why; shown by status, and to publishers.")] = "",
+    progress: ProgressOption = ProgressForm.AUTO,
     as_json: AsJson = False,
 ) -> None:
     """Cordon the broker, and say when nothing is left.
 
-    Drained is what has nothing ready, in flight or scheduled; dead letters stay, and are counted. Says every few
+    Drained is what has nothing ready, in flight or scheduled; dead letters stay, and are counted. Says every two
     seconds what is left. Exits with 0 if the broker is drained, with 1 if it is not, or not in time; it stays cordoned.
 
     Examples:
@@ -146,7 +151,7 @@ def drain(
     client = connection.client()
     timeout_ms = None if timeout is None else _duration_ms(timeout)
     client.cordon(reason=reason)
-    answer = _drained(client, timeout_ms=timeout_ms) if wait else client.status(limit=1)
+    answer = _drained(client, timeout_ms=timeout_ms, form=progress) if wait else client.status(limit=1)
     outcome = {
         "drained": answer.drained, "ready": answer.ready, "in_flight": answer.in_flight,
         "scheduled": answer.scheduled, "dead": answer.dead,
@@ -166,7 +171,7 @@ def export_metadata(
 ) -> None:
     """Write groups, settings and positions as JSON.
 
-    One document of topics and groups with their filters and settings, and where each group is.
+    One document of topics and groups with their filters and settings, where each group is, and recurring messages.
 
     Of the topics that the token covers. With the role consume it notes by which messages positions are recognised.
     Messages, dead letters, what is scheduled and tokens are not in it.
@@ -179,21 +184,27 @@ def export_metadata(
     """
     client = connection.client()
     document = MetadataDocument(
-        exported_at_ms=time.time_ns() // 1_000_000, source=client.shown_url, topics=list(export_topics(client))
+        exported_at_ms=time.time_ns() // 1_000_000,
+        source=client.shown_url,
+        topics=list(export_topics(client)),
+        recurring=list(export_recurring(client)),
     )
     if output is None:
         print_json(document)
         return
-    unfinished = output.with_name(f"{output.name}.new")
+    unfinished = output.parent / f"{output.name}.new"
     try:
         unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
         unfinished.replace(output)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
         raise UsageError(f"{output} cannot be written: {error.strerror}") from error
     topics, groups = len(document.topics), sum(len(topic.groups) for topic in document.topics)
+    recurring = len(document.recurring)
     print_done(
-        {"file": str(output), "topics": topics, "groups": groups},
-        f"{topics} topics with {groups} consumer groups written to {output}",
+        {"file": str(output), "topics": topics, "groups": groups, "recurring": recurring},
+        f"{topics} topics with {groups} consumer groups and {recurring} recurring messages written to {output}",
         as_json=as_json,
     )
 
@@ -212,8 +223,9 @@ def import_metadata(
 ) -> None:
     """Make the consumer groups of an exported document.
 
-    Says what it will do. A group that is there is kept with its position; if its settings differ, nothing is done,
-    unless --overwrite changes them. Repeated, it does nothing more.
+    And its recurring messages: pause those of the other broker, if it goes on. Says what it will do. A group that is
+    there is kept with its position; if its settings differ, nothing is done, unless --overwrite changes them. Repeated,
+    it finishes what was cut, and does nothing more.
 
     Examples:
 
@@ -222,54 +234,103 @@ def import_metadata(
       outbox broker import metadata.json --positions copy-where-contents-match --yes
     """
     client = connection.client()
-    try:
-        content = document.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{document} cannot be read: {error.strerror}") from error
-    steps = plan_import(client, parse_document(content), policy=positions, overwrite=overwrite)
+    metadata = parse_document(read_file(document))
+    steps = plan_import(client, metadata, policy=positions, overwrite=overwrite)
+    recurring = plan_recurring(client, metadata, overwrite=overwrite)
+    all_steps: list[ImportStep | RecurringStep] = [*steps, *recurring]
     if not as_json:
-        print_lines((escaped(step.text) for step in steps), none="the document has no consumer groups")
-    changing = [step for step in steps if step.kind is not StepKind.KEEP]
+        texts = (escaped(step.text) for step in all_steps)
+        print_lines(texts, none="the document has no consumer groups and no recurring messages")
+    counts = Counter(step.kind for step in all_steps)
+    changing = counts.total() - counts[StepKind.KEEP]
     if changing and not yes:
-        confirm(f"Make or change {len(changing)} consumer groups?")
-    for step in changing:
+        confirm(f"Make or change {changing} consumer groups and recurring messages?")
+    for step in steps:
         apply_step(client, step)
-    counts = Counter(step.kind for step in steps)
+    for recurring_step in recurring:
+        apply_recurring(client, recurring_step)
     made, changed, kept = counts[StepKind.MAKE], counts[StepKind.CHANGE], counts[StepKind.KEEP]
     outcome: dict[str, object] = {"made": made, "changed": changed, "kept": kept}
     if as_json:
         outcome["steps"] = [
             {"kind": step.kind, "topic": step.topic, "group": step.group, "text": step.text} for step in steps
         ]
+        outcome["recurring"] = [{"kind": step.kind, "name": step.name, "text": step.text} for step in recurring]
     print_done(outcome, f"{made} made, {changed} changed, {kept} kept as they were", as_json=as_json)
 
 
-def _drained(client: AdminClient, *, timeout_ms: int | None) -> StatusAnswer:
-    """Ask until nothing is left or the time is up; returns the last answer. A broker that restarts is asked again."""
-    pause, begun_s, said_s = threading.Event(), time.monotonic(), -_PROGRESS_S
-    while True:
-        asked_s, rest_s = time.monotonic(), _POLL_S
-        left_s = math.inf if timeout_ms is None else timeout_ms / 1000 - (asked_s - begun_s)
-        is_last = left_s <= 0
-        try:
-            answer = client.status(limit=1)
-        except BrokerUnavailable:
-            if is_last:
-                raise
-        else:
-            if answer.drained or is_last:
-                return answer
-            rest_s = min(max(_POLL_S, _REST * (time.monotonic() - asked_s)), _REST_MAX_S)
-            if time.monotonic() - said_s >= _PROGRESS_S:
-                said_s = time.monotonic()
-                print(f"left: {_left_text(answer)}", file=sys.stderr)
-        pause.wait(min(rest_s, left_s))
+@app.command()
+@connected
+def backup(
+    connection: Connection,
+    data: Annotated[Path, typer.Argument(help="The data folder of a broker or a delay service.")],
+    to: Annotated[Path, typer.Option("--to", help="The folder of the backup: made, empty, or an earlier one's.")],
+    rate: Annotated[str, typer.Option(help="Copy so much a second, as 64MiB; max: as fast as it goes.")] = _BACKUP_RATE,
+    progress: ProgressOption = ProgressForm.AUTO,
+    as_json: AsJson = False,
+) -> None:
+    """Back up a data folder, also of a running broker.
+
+    It runs beside the broker, as its user. If one runs on the folder, it is asked at --url, with the role admin, to
+    have the folder's files of one moment stand still, and goes on meanwhile.
+
+    Bodies of messages are in it. Into the folder of an earlier backup it copies only what is new, and takes its place
+    at the end: killed anywhere, it leaves the earlier one.
+
+    Examples:
+
+      outbox broker backup /var/lib/broker --to /mnt/backup/broker --url http://127.0.0.1:7788
+
+      outbox broker backup ./broker-data --to ./backup --rate max --json
+    """
+    from outbox_broker.backup.backup import BackupTarget
+    from outbox_broker.log.storage import DiskStorage
+
+    target = BackupTarget(to, storage=DiskStorage(), clock=SystemClock(), bytes_per_second=_bytes_per_second(rate))
+    with Progress("backup", form=progress, steady=True) as shown:
+        taken = target.take(data, ask=connection.client().snapshot, shows=shown.update)
+    print_done(
+        {"backup": str(to), **asdict(taken)},
+        f"the backup of {utc_text(taken.at_ms)} is in {to}: {taken.files} files, {taken.size_bytes:,} bytes, of which "
+        f"{taken.copied_bytes:,} were copied; bodies of messages are in it",
+        as_json=as_json,
+    )
+
+
+def _drained(client: AdminClient, *, timeout_ms: int | None, form: ProgressForm) -> StatusAnswer:
+    """Wait until nothing is left or the time is up; returns the last answer."""
+    most = 0
+    with Progress("drain", form=form) as progress:
+
+        def show(answer: StatusAnswer) -> None:
+            nonlocal most
+            left = answer.ready + answer.in_flight + answer.scheduled
+            most = max(most, left)
+            figures = {name: getattr(answer, name) for name in ("ready", "in_flight", "scheduled", "dead")}
+            progress.update(most - left, most, note=f"left: {_left_text(answer)}", figures=figures)
+
+        return poll(
+            lambda: client.status(limit=1), is_done=lambda answer: answer.drained, shows=show, timeout_ms=timeout_ms
+        )
 
 
 def _left_text(answer: StatusAnswer) -> str:
     return (
         f"{answer.ready} ready, {answer.in_flight} in flight, {answer.scheduled} scheduled; {answer.dead} dead letters"
     )
+
+
+def _bytes_per_second(text: str) -> int | None:
+    """Returns the bytes of a rate; None is as fast as it goes."""
+    if text == "max":
+        return None
+    try:
+        bytes_per_second = parse_size_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--rate: {error}, or max") from error
+    if bytes_per_second < 1:
+        raise UsageError("--rate: at least 1B, or max")
+    return bytes_per_second
 
 
 def _duration_ms(text: str) -> int:

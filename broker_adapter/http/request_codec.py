@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 import msgspec
 
 from broker_adapter.http.errors import of_answer
-from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, InvalidMessage
+from outbox_core.common.errors import DECODE_ERRORS, BrokerUnavailable, ConfigurationError, InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.broadcast_port import Start, TopicRead, check_start
 from outbox_core.messages.message import (
@@ -183,7 +183,7 @@ class RequestCodec:
             return request.result(_decoder(kind, request.shape).decode(response.content))
         except UnexpectedAnswer as error:
             raise BrokerUnavailable(f"{self._what(request)}: {error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
+        except (LookupError, *DECODE_ERRORS) as error:
             what = self._what(request)
             raise BrokerUnavailable(f"{what}: the answer is not one of this protocol ({error})") from error
 
@@ -352,9 +352,9 @@ def cancel_request(message_ids: Sequence[str]) -> Exchange[wire.CancelAnswer, li
     )  # fmt: skip
 
 
-def ready_request() -> Exchange[wire.HealthAnswer, None]:
+def ready_request() -> Exchange[wire.HealthAnswer, wire.HealthAnswer]:
     """Ask whether it can serve."""
-    return Exchange(method="GET", path="/readyz", shape=wire.HealthAnswer, result=no_result, repeatable=True)
+    return Exchange(method="GET", path="/readyz", shape=wire.HealthAnswer, result=whole_result, repeatable=True)
 
 
 def whole_result(answer: Shape) -> Shape:

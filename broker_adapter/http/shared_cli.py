@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol, cast, get_type_hints
+from typing import Annotated, Any, Final, Protocol, TypeVar, cast, get_type_hints
 
 import msgspec
 import typer
@@ -18,23 +21,50 @@ from rich.table import Table
 from rich.text import Text
 
 from broker_adapter.http.admin_client import AdminClient
-from outbox_core.common.errors import NotSupported, UsageError
+from outbox_core.common.errors import BrokerUnavailable, NotSupported, UsageError
 from outbox_core.messages.broker_port import BrokerAdmin, TopicAdmin
 from outbox_core.messages.connect import connect
 
 _URL: Final = "http://127.0.0.1:7788"
 _TIMEOUT_MS: Final = 30_000
+_POLL_S: Final = 0.5
+_REST: Final = 10
+"""How many times as long as an answer took nothing is asked: a status visits every topic."""
+_REST_MAX_S: Final = 10.0
 _PIPED_WIDTH: Final = 1_000
 """Output to a file or another program uses one line per entry of a history."""
 
+Answer = TypeVar("Answer")
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+Group = Annotated[str, typer.Argument(help="The consumer group.")]
+Limit = Annotated[int, typer.Option(min=1, max=1_000, help="So many at most.")]
 Url = Annotated[str, typer.Option("--url", "--broker", envvar="OUTBOX_BROKER__URL", help="The broker's URL.")]
 Timeout = Annotated[int, typer.Option(min=1, help="Time to wait for an answer, milliseconds.")]
 CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")]
 TokenFile = Annotated[
     Path | None, typer.Option(envvar="OUTBOX_BROKER__TOKEN_FILE", help="File that holds the bearer token.")
 ]
+
+
+def headers_of(given: Sequence[str]) -> dict[str, str]:
+    """Returns headers that are given as NAME=VALUE. Raises UsageError."""
+    headers: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"a header is given as NAME=VALUE, not {text!r}")
+        headers[name] = value
+    return headers
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the bytes of a file that was named. Raises UsageError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 # -- the connection, which each command has options for ----------------------------------------------------------------
@@ -91,6 +121,34 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *connection_options)}
     del with_options.__wrapped__  # typer would read the signature of what it wraps
     return with_options
+
+
+# -- what takes long -------------------------------------------------------------------------------------------------
+
+
+def poll(
+    ask: Callable[[], Answer], *, is_done: Callable[[Answer], bool], shows: Callable[[Answer], None],
+    timeout_ms: int | None = None,
+) -> Answer:  # fmt: skip
+    """Ask until it is done or the time is up; returns the last answer, and shows each. A broker that restarts is asked
+    again.
+    """
+    pause, begun_s = threading.Event(), time.monotonic()
+    while True:
+        asked_s, rest_s = time.monotonic(), _POLL_S
+        left_s = math.inf if timeout_ms is None else timeout_ms / 1000 - (asked_s - begun_s)
+        is_last = left_s <= 0
+        try:
+            answer = ask()
+        except BrokerUnavailable:
+            if is_last:
+                raise
+        else:
+            shows(answer)
+            if is_last or is_done(answer):
+                return answer
+            rest_s = min(max(_POLL_S, _REST * (time.monotonic() - asked_s)), _REST_MAX_S)
+        pause.wait(min(rest_s, left_s))
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

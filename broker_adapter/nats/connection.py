@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from broker_adapter.nats.event_loop import ClientLoop
-from outbox_core.common.errors import NotAuthorized
+from outbox_core.common.errors import DECODE_ERRORS, NotAuthorized
 
 T = TypeVar("T")
 
@@ -284,7 +284,7 @@ class UnansweredBatch(Generic[T]):
             return
         try:
             self._settle(index, self._decode(data))
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             return
 
     def refused(self, index: int) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from compensator.assignment.instance_registry_port import LeaseOptions
 from outbox_core.assignment.even_assignment import Member, check_zone
 from outbox_core.assignment.lease_decision import Lease, View
-from outbox_core.common.errors import ConfigurationError, OutboxError
+from outbox_core.common.errors import DECODE_ERRORS, ConfigurationError, OutboxError
 from outbox_core.protocol.decoder_cache import json_decoder
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.zookeeper.zookeeper_errors import SessionEnded
@@ -208,7 +208,7 @@ def _lease(znode: Znode, name: str) -> Lease:
 def _decode(znode: Znode, name: str, kind: type[Record]) -> Record:
     try:
         record = json_decoder(kind).decode(znode.data)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         record = None
     if record is None or not znode.session:
         raise ConfigurationError(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
 from outbox_core.common.clock import SystemClock
+from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
 from outbox_core.runtime.terminal_text import escaped
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Find what was committed and not sent, and send it.", no_args_is_help=True)
 talk = Console(stderr=True)
+SHOWN_ROWS_MIN: Final = 1_000
+"""Fewer are sent before anybody looks, and a line of them would be all that cron sends by mail."""
 
 Urls = Annotated[list[str] | None, typer.Option("--url", help="Database, e.g. mysql+pymysql://u@h/d. May be repeated.")]
 Schemas = Annotated[
@@ -91,6 +94,7 @@ def once(
     rate_limit: RateLimiter = None,
     archive: Archive = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    progress: ProgressOption = ProgressForm.AUTO,
 ) -> None:
     """Make one pass and say what it did.
 
@@ -100,7 +104,7 @@ def once(
     """
     from compensator.core.config import load
     from compensator.entry.composition import wire
-    from compensator.entry.single_pass import progress_line, run_single_pass
+    from compensator.entry.single_pass import pending_rows, run_single_pass
 
     flags = _flags(url, schema, password_file, broker, token_file)
     flags["compensator"] |= {
@@ -111,10 +115,16 @@ def once(
     parts = wire(settings, clock=clock)
     try:
         _check(parts)
-        with progress_line(parts.sources, talk) as on_progress:
+        rows = pending_rows(parts.sources)
+        with Progress("sending", form=progress, clock=clock, steady=True) as shown:
+
+            def show(report: BatchTotals) -> None:
+                if rows >= SHOWN_ROWS_MIN or progress is ProgressForm.JSON:
+                    shown.update(report.claimed, max(rows, report.claimed))
+
             report, errors = run_single_pass(
-                parts.sources, options=parts.options.turn, clock=clock, on_progress=on_progress
-            )
+                parts.sources, options=parts.options.turn, clock=clock, on_progress=show
+            )  # fmt: skip
     finally:
         parts.close()
     for error in errors:

@@ -14,15 +14,29 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
-from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, and_, delete, func, null, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    and_,
+    case,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.engine import URL, Dialect
 
 from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_identity import refuse_stranger
 from outbox.store.databases.database_port import Write
 from outbox.store.databases.supported import database_of
-from outbox.store.order_table import OrderStore
+from outbox.store.message_table import MessageStore
 from outbox.store.schema import (
+    PARKED_BY_HAND,
     RowKind,
     RowState,
     message_table,
@@ -32,8 +46,10 @@ from outbox.store.schema import (
 )
 from outbox.store.table_placement import table_namespace, tables_missing
 from outbox_core.common.errors import UsageError
+from outbox_core.messages.ids import new_token
 
-PARKED_BY_HAND: Final = "parked by an operator"
+DISCARDED: Final = "discarded"
+"""What the archive says of a message that an operator discarded, whether or not somebody had tried to send it."""
 _DUE: Final = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -109,7 +125,8 @@ class MessagePage:
 class ArchivedMessage:
     """A row of the archive: a message that left its table, when, and with which result of the broker's.
 
-    An outcome of WITHDRAWN says that its producer canceled it, and no broker was given it.
+    An outcome of WITHDRAWN says that its producer canceled it, and no broker was given it; DISCARDED that an operator
+    discarded it.
     """
 
     id: str
@@ -134,8 +151,8 @@ class MessageAdmin:
         namespace = table_namespace(dialect, schema)
         self.table: str = table or plain_message_table_name(namespace)
         self._message = message_table(namespace.schema, self.table)
+        self._store = MessageStore(dialect=dialect, schema=schema, table=self.table)
         self._dialect = dialect
-        self._order = OrderStore(dialect=dialect, schema=schema)
         self._database = database_of(dialect)
         self._now_us = self._database.now_us()
         nobodys = self._message.c.token.is_(None) | (self._message.c.due_at_us <= self._now_us)
@@ -223,32 +240,44 @@ class MessageAdmin:
         return self._write(connection, statement)
 
     def park(self, connection: Connection, ids: Sequence[str]) -> int:
-        """Park pending rows; returns how many."""
+        """Park pending rows; returns how many. A row's error is kept: it says why it was not sent, and that a broker
+        may have the message all the same.
+        """
         message = self._message
+        error = message.c.last_error
+        kept = case(
+            (error.is_(None), literal(PARKED_BY_HAND)),
+            (error.startswith(PARKED_BY_HAND), error),
+            else_=literal(f"{PARKED_BY_HAND}, before: ") + error,
+        )
         statement = (
             update(message)
             .where(message.c.id.in_(sorted(ids)), self._allowed(AdminAction.PARK))
-            .values(state=RowState.PARKED, token=null(), last_error=PARKED_BY_HAND)
+            .values(state=RowState.PARKED, token=null(), last_error=kept)
         )
         return self._write(connection, statement)
 
     def discard(self, connection: Connection, ids: Sequence[str]) -> int:
-        """Delete parked rows; returns how many. Rows that may still be sent are not deleted.
+        """Move parked rows to the archive, as DISCARDED; returns how many. Rows that may still be sent stay.
 
-        Younger messages of an ordered key need not wait for them any more.
+        Without the archive's row the reconciliation would call a discarded message lost. Younger messages of an ordered
+        key need not wait for it any more.
         """
-        message = self._message
+        message, token = self._message, new_token()
         has_id = message.c.id.in_(sorted(ids))
-        numbers = select(message.c.id, message.c.order_key, message.c.order_seq).where(
-            has_id, self._parked, message.c.order_key.is_not(None)
+        # A token first, as for a broker's acceptance: the archive's row is copied without a lock, and a retry or
+        # another discard between the copy and the removal would leave a row of a message that is sent, or two rows.
+        claimed = self._write(
+            connection, update(message).where(has_id, self._allowed(AdminAction.DISCARD)).values(token=token)
         )
-        ordered = connection.execute(numbers).all()
-        deleted = self._write(connection, delete(message).where(has_id, self._allowed(AdminAction.DISCARD)))
-        if ordered:
-            kept_ids = set(self.among(connection, [row.id for row in ordered]))
-            forgotten = [(row.order_key, row.order_seq) for row in ordered if row.id not in kept_ids]
-            self._order.forget(connection, forgotten)
-        return deleted
+        if not claimed:
+            return 0
+        numbers = select(message.c.id, message.c.order_key, message.c.order_seq).where(
+            has_id, message.c.token == token, message.c.order_key.is_not(None)
+        )
+        ordered = {row.id: (row.order_key, row.order_seq) for row in connection.execute(numbers)}
+        self._store.archive(connection, ids, token=token, outcome=DISCARDED)
+        return self._store.remove(connection, ids, token=token, numbers=ordered)
 
     def _write(self, connection: Connection, statement: Write) -> int:
         return connection.execute(self._database.by_primary_key(statement, self._dialect)).rowcount

@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outbox.admin.message_admin import ArchivedMessage, MessageContent, MessagePage, UnsentMessage
+from outbox.admin.message_admin import DISCARDED, ArchivedMessage, MessageContent, MessagePage, UnsentMessage
 from outbox.store.withdrawals import WITHDRAWN
 from outbox_core.runtime.terminal_text import escaped, utc_text
 
 _SECOND_US: Final = 1_000_000
+_ARCHIVED_STATES: Final = {WITHDRAWN: "canceled", DISCARDED: "discarded"}
+"""What became of a message, by its outcome in the archive; any other is a broker's answer."""
 
 
 def print_page(page: MessagePage, *, as_json: bool) -> None:
@@ -68,17 +70,20 @@ def print_message(message: UnsentMessage, content: MessageContent, *, with_body:
 
 
 def print_archived(messages: Sequence[ArchivedMessage], *, as_json: bool) -> None:
-    """Print the archive's rows of a message that is not pending any more: it was sent, or canceled before."""
+    """Print the archive's rows of a message that is not pending any more: it was sent, or canceled or discarded."""
     for message in messages:
-        is_canceled = message.outcome == WITHDRAWN
+        state = _ARCHIVED_STATES.get(message.outcome, "sent")
         if as_json:
-            typer.echo(json.dumps({**asdict(message), "state": "canceled" if is_canceled else "sent"}))
+            typer.echo(json.dumps({**asdict(message), "state": state}))
             continue
         name, topic, at = escaped(message.id), escaped(message.topic), utc_text(message.sent_at_us // 1000)
-        if is_canceled:
-            typer.echo(f"{name} for {topic} was canceled at {at}, before it was sent")
-        else:
-            typer.echo(f"{name} was sent to {topic} at {at}: {escaped(message.outcome)}")
+        match state:
+            case "canceled":
+                typer.echo(f"{name} for {topic} was canceled at {at}, before it was sent")
+            case "discarded":
+                typer.echo(f"{name} for {topic} was discarded by an operator at {at}")
+            case _:
+                typer.echo(f"{name} was sent to {topic} at {at}: {escaped(message.outcome)}")
 
 
 def _state(message: UnsentMessage) -> str:

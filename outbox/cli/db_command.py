@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from outbox.admin.grants import DatabaseRole
 from outbox.admin.grants import grants as grants_of
+from outbox.cli.database_options import PasswordFile, Schema, Url
 from outbox.migrate import schema_upgrade
 from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_url import database_url
@@ -17,15 +17,9 @@ from outbox.store.schema import TABLES_MAX
 
 app: typer.Typer = typer.Typer(help="Make and upgrade the outbox tables.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
-Schema = Annotated[str | None, typer.Option("--schema", help="Schema that has the outbox tables alone (MySQL).")]
 Schemas = Annotated[
     list[str] | None,
     typer.Option("--schema", help="A schema for the outbox tables alone (MySQL); repeat it to split."),
-]
-PasswordFile = Annotated[
-    Path | None,
-    typer.Option("--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."),
 ]
 Tables = Annotated[
     int,

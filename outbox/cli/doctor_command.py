@@ -1,4 +1,4 @@
-"""Command `outbox doctor`: prints the findings of outbox/admin/doctor.py. Changes nothing."""
+"""Command `outbox doctor`: prints what the checks of outbox/admin/doctor.py found. Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from outbox.admin.doctor import CheckResult, Patient, Status, examine
+from outbox.admin.doctor import CheckResult, Status, Target, run_checks
 from outbox.admin.grants import DatabaseRole
+from outbox.cli.database_options import AsJson, PasswordFile, Schema, Url
 from outbox.store.database_url import database_url
 from outbox_core.messages.connect import connect
 from outbox_core.runtime.config_files import read_optional_secret
@@ -23,16 +24,9 @@ TIMEOUT_SECONDS: Final = 10.0
 
 @app.callback(invoke_without_command=True)
 def doctor(
-    url: Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")],
-    schema: Annotated[
-        str | None, typer.Option("--schema", help="Schema that has the outbox tables alone (MySQL).")
-    ] = None,
-    password_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."
-        ),
-    ] = None,
+    url: Url,
+    schema: Schema = None,
+    password_file: PasswordFile = None,
     role: Annotated[
         DatabaseRole, typer.Option("--role", help="Whose rights the URL's user shall have.")
     ] = DatabaseRole.APP,
@@ -46,7 +40,7 @@ def doctor(
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", min=0.1, help="How long each check may take, seconds.")
     ] = TIMEOUT_SECONDS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check database, rights, compensator and broker.
 
@@ -56,22 +50,22 @@ def doctor(
     """
     token = read_optional_secret(token_file, what="token")
     options: dict[str, Any] = {} if token is None else {"token": token}
-    patient = Patient(
+    target = Target(
         url=database_url(url, password_file=password_file), schema=schema, role=role,
         open_broker=None if broker is None else lambda: connect(broker, **options),
     )  # fmt: skip
-    findings = []
-    for finding in examine(patient, timeout_s=timeout_s):
-        findings.append(finding)
+    results = []
+    for result in run_checks(target, timeout_s=timeout_s):
+        results.append(result)
         if not as_json:
-            _print(finding)
-    is_well = all(finding.status is not Status.FAIL for finding in findings)
+            _print(result)
+    is_well = all(result.status is not Status.FAIL for result in results)
     if as_json:
-        typer.echo(json.dumps({"ok": is_well, "checks": [asdict(finding) for finding in findings]}))
+        typer.echo(json.dumps({"ok": is_well, "checks": [asdict(result) for result in results]}))
     raise typer.Exit(0 if is_well else 1)
 
 
-def _print(finding: CheckResult) -> None:
-    typer.echo(escaped(f"{finding.status:<4}  {finding.check}: {finding.says}"))
-    if finding.cure:
-        typer.echo(escaped(f"      {finding.cure}"))
+def _print(result: CheckResult) -> None:
+    typer.echo(escaped(f"{result.status:<4}  {result.check}: {result.says}"))
+    if result.cure:
+        typer.echo(escaped(f"      {result.cure}"))

@@ -6,19 +6,19 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from outbox.admin.message_admin import PAGE_MAX, AdminAction, MessageSelection, SchemaAdmin, open_schema_admin
 from outbox.admin.message_output import print_archived, print_message, print_page
+from outbox.cli.database_options import AsJson, PasswordFile, Schema, Url
 from outbox.store.database_url import database_url
 from outbox.store.schema import RowState
 from outbox_core.common.errors import UsageError
 from outbox_core.runtime.entry_point import EXIT_INTERRUPTED
+from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
 
 app: typer.Typer = typer.Typer(help="Show unsent messages, and decide about parked ones.", no_args_is_help=True)
 
@@ -30,19 +30,12 @@ _AGE: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
 _UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 _AGE_US_MAX: Final = 100_000 * _UNIT_US["d"]
 
-Url = Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database, e.g. mysql+pymysql://u@h/d.")]
-Schema = Annotated[str | None, typer.Option("--schema", help="Schema that has the outbox tables alone (MySQL).")]
-PasswordFile = Annotated[
-    Path | None,
-    typer.Option("--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."),
-]
 State = Annotated[RowState | None, typer.Option("--state", help="Only messages in this state.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="Only messages of this topic.")]
 Key = Annotated[str | None, typer.Option("--key", help="Only messages of this key.")]
 OlderThan = Annotated[
     str | None, typer.Option("--older-than", help="Only messages published longer ago than this: 30s, 15m, 2h, 7d.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="Message ids; or --all.")]
 All = Annotated[bool, typer.Option("--all", help="All that the filters leave, instead of ids.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -111,6 +104,7 @@ def retry(
     url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
     state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
     limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
+    progress: ProgressOption = ProgressForm.AUTO,
 ) -> None:  # fmt: skip
     """Make messages due now; parked ones are taken up again. With --all: parked ones, unless --state says otherwise.
 
@@ -119,7 +113,10 @@ def retry(
     selection = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
         ids_by_table = _select_ids(admin, AdminAction.RETRY, selection, ids=ids, all_=all_, limit=limit)
-        _change(admin, AdminAction.RETRY, ids_by_table, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
+        _change(
+            admin, AdminAction.RETRY, ids_by_table, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json,
+            form=progress,
+        )  # fmt: skip
 
 
 @app.command()
@@ -127,6 +124,7 @@ def park(
     url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
     state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
     limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
+    progress: ProgressOption = ProgressForm.AUTO,
 ) -> None:  # fmt: skip
     """Set messages aside: nothing sends them until `retry`. Those that are just being sent are left alone.
 
@@ -135,7 +133,10 @@ def park(
     selection = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
         ids_by_table = _select_ids(admin, AdminAction.PARK, selection, ids=ids, all_=all_, limit=limit)
-        _change(admin, AdminAction.PARK, ids_by_table, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json)
+        _change(
+            admin, AdminAction.PARK, ids_by_table, ids=ids, yes=yes or not all_, dry_run=dry_run, as_json=as_json,
+            form=progress,
+        )  # fmt: skip
 
 
 @app.command()
@@ -143,15 +144,20 @@ def discard(
     url: Url, ids: Ids = None, schema: Schema = None, password_file: PasswordFile = None, all_: All = False,
     state: State = None, topic: Topic = None, key: Key = None, older_than: OlderThan = None,
     limit: Limit = ROWS_DEFAULT, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False,
+    progress: ProgressOption = ProgressForm.AUTO,
 ) -> None:  # fmt: skip
     """Delete parked messages for good. Only parked ones: what might still be sent is not deleted.
+
+    The archive keeps a row of each, without its body: `show` and a reconciliation call it discarded, and not lost.
 
     Example: outbox messages discard --url sqlite:///shop.db --all --topic payments --older-than 7d
     """
     selection = MessageSelection(state=state, topic=topic, key=key, older_than_us=_age_us(older_than))
     with open_schema_admin(database_url(url, password_file=password_file), schema=schema) as admin:
         ids_by_table = _select_ids(admin, AdminAction.DISCARD, selection, ids=ids, all_=all_, limit=limit)
-        _change(admin, AdminAction.DISCARD, ids_by_table, ids=ids, yes=yes, dry_run=dry_run, as_json=as_json)
+        _change(
+            admin, AdminAction.DISCARD, ids_by_table, ids=ids, yes=yes, dry_run=dry_run, as_json=as_json, form=progress
+        )
 
 
 def _select_ids(
@@ -184,7 +190,7 @@ def _select_ids(
 
 def _change(
     admin: SchemaAdmin, action: AdminAction, ids_by_table: Mapping[str, Sequence[str]], *, ids: Sequence[str] | None,
-    yes: bool, dry_run: bool, as_json: bool,
+    yes: bool, dry_run: bool, as_json: bool, form: ProgressForm,
 ) -> None:  # fmt: skip
     """Confirm, apply and report the change; exit status 1 if an id could not be changed."""
     requested = len(set(ids)) if ids else _count(ids_by_table)
@@ -194,7 +200,7 @@ def _change(
         raise typer.Exit(1 if ids and would_change < requested else 0)
     if not yes:
         _confirm(action, admin.count_allowed(action, ids_by_table))
-    changed, is_complete = _do(admin, action, ids_by_table)
+    changed, is_complete = _do(admin, action, ids_by_table, form=form)
     _report(action, requested=requested, changed=changed, would_change=None, as_json=as_json)
     if action is AdminAction.DISCARD and changed < requested:
         _stderr_console().print(NOT_DISCARDED, markup=False, highlight=False, soft_wrap=True)
@@ -203,16 +209,20 @@ def _change(
     raise typer.Exit(1 if ids and changed < requested else 0)
 
 
-def _do(admin: SchemaAdmin, action: AdminAction, ids_by_table: Mapping[str, Sequence[str]]) -> tuple[int, bool]:
+def _do(
+    admin: SchemaAdmin, action: AdminAction, ids_by_table: Mapping[str, Sequence[str]], *, form: ProgressForm
+) -> tuple[int, bool]:
     """Applies the action; returns how many rows were changed, and whether all batches ran. Batches are atomic."""
-    changed = 0
-    console = _stderr_console()
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task(action.value, total=_count(ids_by_table))
+    changed, tried, total = 0, 0, _count(ids_by_table)
+    with Progress(action.value, form=form, steady=True) as progress:
+
+        def show(batch_rows: int) -> None:
+            nonlocal tried
+            tried += batch_rows
+            progress.update(tried, total)
+
         try:
-            for batch_changed in admin.change(
-                action, ids_by_table, after_batch=lambda tried: progress.advance(task, tried)
-            ):
+            for batch_changed in admin.change(action, ids_by_table, after_batch=show):
                 changed += batch_changed
         except KeyboardInterrupt:
             return changed, False

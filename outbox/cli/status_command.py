@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -17,8 +16,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 
 from outbox.admin.source_owners import SourceOwners, read_sharing
+from outbox.cli.database_options import AsJson, PasswordFile, Schema, Url
 from outbox.migrate import schema_upgrade
-from outbox.store.bounded_counts import RETRYING_ATTEMPTS
+from outbox.store.bounded_counts import OVERDUE_SECONDS, RETRYING_ATTEMPTS
 from outbox.store.database import background_engine, database_errors, open_engine
 from outbox.store.database_identity import refuse_stranger
 from outbox.store.database_url import database_url
@@ -32,7 +32,6 @@ from outbox_core.runtime.terminal_text import escaped
 
 app: typer.Typer = typer.Typer()
 
-OVERDUE_SECONDS: Final = 60.0
 INSTANCES_SHOWN_MAX: Final = 50
 UNSERVED_SHOWN_MAX: Final = 10
 COUNTED_ROWS_MAX: Final = 100_000
@@ -41,16 +40,9 @@ COUNTED_ROWS_MAX: Final = 100_000
 
 @app.callback(invoke_without_command=True)
 def status(
-    url: Annotated[str, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")],
-    schema: Annotated[
-        str | None, typer.Option("--schema", help="Schema that has the outbox tables alone (MySQL).")
-    ] = None,
-    password_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the database's password."
-        ),
-    ] = None,
+    url: Url,
+    schema: Schema = None,
+    password_file: PasswordFile = None,
     overdue_seconds: Annotated[
         float, typer.Option("--overdue-seconds", help="Older than this is overdue: exit status 1.")
     ] = OVERDUE_SECONDS,
@@ -63,7 +55,7 @@ def status(
         ),
     ] = None,
     topics: Annotated[list[str] | None, typer.Option("--topic", help="With --broker: inspect this topic.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the state of an outbox.
 
@@ -174,6 +166,8 @@ def _inspection(url: str, topics: Sequence[str]) -> Inspection | None:
 
 def _print_inspection(inspection: Inspection) -> None:
     typer.echo(escaped(f"broker: {inspection.product} {inspection.version}".rstrip()))
+    if inspection.roles == ():
+        typer.echo("  it asks for a token, and none was given: whether it takes messages is not known")
     for weakness in inspection.weaknesses:
         typer.echo(escaped(f"  weak: {weakness}"))
 

@@ -14,6 +14,8 @@ RETRYING_ATTEMPTS: Final = 7
 """A pending row with so many attempts counts as retrying: by the default backoff it has been refused for a minute. The
 producer's own attempt counts, an outage of the broker does not.
 """
+OVERDUE_SECONDS: Final = 60.0
+"""A message that is due for longer is overdue: `outbox status` and `outbox doctor` fail."""
 
 
 def count_rows(message: FromClause, condition: ColumnElement[bool], *, rows_max: int) -> Any:

@@ -216,8 +216,8 @@ class MessageStore:
         token: str,
         numbers: Mapping[str, tuple[str, int]] | None = None,
     ) -> int:
-        """Delete rows that the broker accepted; returns how many this token still owned. `numbers`: the order keys and
-        numbers of the ordered ones among them.
+        """Delete rows that the broker accepted, or an operator discarded; returns how many this token still owned.
+        `numbers`: the order keys and numbers of the ordered ones among them.
         """
         removed = self._by_ids.count(connection, self._remove_statement, ids, token=token)
         if numbers:

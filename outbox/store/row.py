@@ -8,7 +8,7 @@ import msgspec
 
 from outbox.store.schema import RowKind
 from outbox.store.table_placement import MessageTable
-from outbox_core.common.errors import InvalidMessage
+from outbox_core.common.errors import DECODE_ERRORS, InvalidMessage
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.message import Message
 
@@ -53,7 +53,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the message for the broker. Raises InvalidMessage if the row was not written by this code."""
         try:
             headers = _decode_headers(self.headers_json) if self.headers_json else {}
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise InvalidMessage(f"the headers of row {self.id} are not a JSON object of strings: {error}") from error
         return Message(
             id=self.id,

@@ -63,6 +63,10 @@ class RowState(StrEnum):
     """Written by a process under the pytest plugin, which must not send; no claim selects it, whoever makes it."""
 
 
+PARKED_BY_HAND: Final = "parked by an operator"
+"""With this begins the `last_error` of a row that an operator parked; behind it is the error that the row had."""
+
+
 class RowKind(StrEnum):
     """The operation of a row: publish a message, or cancel one. Unknown: a kind that newer code has written."""
 

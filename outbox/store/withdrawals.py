@@ -11,7 +11,7 @@ from sqlalchemy.engine import Dialect
 from outbox.store.databases.supported import database_of
 from outbox.store.message_table import ARCHIVED_COLUMNS, MessageStore
 from outbox.store.row import OutboxRow
-from outbox.store.schema import RowState, message_table
+from outbox.store.schema import PARKED_BY_HAND, RowState, message_table
 from outbox.store.table_placement import MessageTable
 from outbox_core.messages.message import CancelStatus
 
@@ -36,8 +36,8 @@ class Withdrawals:
         """Delete a scheduled message that no broker can have, and archive it and the cancel with its result. The cancel
         is sent as soon as it is created: by these equal times, reconciliation knows that no broker was asked.
 
-        `too_late`: it is being sent, or was, or may have been: a send of it failed. `unknown`: it is in no table and no
-        archive.
+        `too_late`: it is being sent, or was, or may have been: a send of it failed; or an operator discarded it.
+        `unknown`: it is in no table and no archive.
         """
         status = self._withdraw_from_any(connection, cancel.cancels) or self._of_archive(connection, cancel.cancels)
         if status is CancelStatus.UNKNOWN and self._database.reads_snapshots:
@@ -89,7 +89,9 @@ class Withdrawals:
 
     def _of_archive(self, connection: Connection, message_id: str) -> CancelStatus:
         archive = self._archive
-        outcome = connection.scalar(select(archive.c.outcome).where(archive.c.id == message_id).limit(1))
+        # The newest row: a message that was withdrawn may have been published again under its id, and sent.
+        newest = select(archive.c.outcome).where(archive.c.id == message_id).order_by(archive.c.sent_at_us.desc())
+        outcome = connection.scalar(newest.limit(1))
         if outcome is None:
             return CancelStatus.UNKNOWN
         return CancelStatus.CANCELED if outcome == WITHDRAWN else CancelStatus.TOO_LATE
@@ -97,7 +99,11 @@ class Withdrawals:
 
 def _may_have_been_sent(row: Any) -> bool:
     """Whether a broker may have a row's message: after a claim, unless it was refused for good. An outage leaves an
-    error and no attempt, a process that was killed a token or, once an operator has retried the row, an attempt.
+    error and no attempt, a process that was killed a token or, once an operator has retried the row, an attempt. An
+    operator who parks a row keeps these, but for the token.
     """
-    was_tried = row.token is not None or row.attempts > 0 or row.last_error is not None
+    error: str | None = row.last_error
+    if row.state == RowState.PARKED and error is not None and error.startswith(PARKED_BY_HAND):
+        return row.attempts > 0 or error != PARKED_BY_HAND
+    was_tried = row.token is not None or row.attempts > 0 or error is not None
     return row.state != RowState.PARKED and was_tried

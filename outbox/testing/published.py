@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, overload
 
 import msgspec
 
-from outbox_core.common.errors import InvalidMessage
+from outbox_core.common.errors import DECODE_ERRORS, InvalidMessage
 from outbox_core.messages.message import CONTENT_TYPE, Message, encode_body
 
 MESSAGES_MAX: Final = 100_000
@@ -52,7 +52,7 @@ class PublishedMessage:
             return self.message.body
         try:
             return msgspec.json.decode(self.message.body)
-        except msgspec.DecodeError:  # the content type is wrong
+        except DECODE_ERRORS:  # the content type is wrong
             return self.message.body
 
     @property

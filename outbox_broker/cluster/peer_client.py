@@ -14,7 +14,7 @@ from outbox_broker.cluster import peer_protocol as peer
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.owned_shard_operations import Identity, Wanted
 from outbox_core.common.deadline_connections import set_deadlines
-from outbox_core.common.errors import BrokerRefused, BrokerUnavailable
+from outbox_core.common.errors import DECODE_ERRORS, BrokerRefused, BrokerUnavailable
 from outbox_core.messages.message import CancelStatus, PublishResult, Record, encode_packed
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.problem import ProblemAnswer
@@ -124,14 +124,14 @@ class PeerClient:
             raise _refusal(url, response.status, answer)
         try:
             return msgpack_decoder(shape).decode(answer)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise BrokerUnavailable(f"the node at {url} answers in another protocol: upgrade it") from error
 
 
 def _refusal(url: str, status: int, answer: bytes) -> BrokerRefused | BrokerUnavailable:
     try:
         detail = json_decoder(ProblemAnswer).decode(answer).detail
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         detail = f"status {status}"
     if status in {401, 403}:
         return BrokerUnavailable(

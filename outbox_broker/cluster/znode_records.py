@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import DECODE_ERRORS, ConfigurationError
 from outbox_core.protocol.decoder_cache import json_decoder
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -149,7 +149,7 @@ def decode(data: bytes, kind: type[Record], *, path: str) -> Record:
     """Returns the record in a znode. Raises ConfigurationError naming the znode, which another program wrote then."""
     try:
         return json_decoder(kind).decode(data)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise ConfigurationError(f"the znode {path} does not contain a {kind.__name__} of this cluster") from error
 
 
@@ -157,7 +157,7 @@ def decode_config(data: bytes, *, path: str) -> ClusterConfig:
     """Returns the configuration. Raises ConfigurationError for one that a later version wrote, or another program."""
     try:
         written: Any = msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         written = None
     version = written.get("format") if isinstance(written, dict) else None
     if isinstance(version, int) and version > FORMAT:

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from outbox_broker.filter import INDEX_HEADER
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.journal.block import FRAMES_MAX
 
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 
@@ -29,14 +30,18 @@ def hints_of(options: type) -> dict[str, Any]:
     return get_type_hints(options, include_extras=True)
 
 
-def refuse_below_least(options: object) -> None:
-    """Raise ConfigurationError for a number below its bound; None has none."""
+def refuse_out_of_bounds(options: object) -> None:
+    """Raise ConfigurationError for a number beyond a bound of its declaration; None has none."""
     declared: type = type(options)
     for name, hint in hints_of(declared).items():
         bound, value = bound_of(hint), getattr(options, name)
-        if bound is not None and bound.ge is not None and value is not None and value < bound.ge:
-            or_none = ", or none" if type(None) in get_args(hint) else ""
+        if bound is None or value is None:
+            continue
+        or_none = ", or none" if type(None) in get_args(hint) else ""
+        if bound.ge is not None and value < bound.ge:
             raise ConfigurationError(f"{name} must be at least {bound.ge}{or_none}")
+        if bound.le is not None and value > bound.le:
+            raise ConfigurationError(f"{name} must be at most {bound.le}{or_none}")
 
 
 SEGMENT_BYTES_MIN: Final = 4096
@@ -59,9 +64,9 @@ class EngineOptions:
     pull scans for one that matches its group's filter. Filters are indexed by the header `filter_index_header`, or by
     the one that `filter_index_headers` names for their topic. `redrive_per_second` is how many dead letters a redrive
     makes ready per second by default, `redrive_batch_max` how many runs of them one action names, and
-    `dead_search_messages_max` how many are read at a time to find them by id. A pull that must not wait takes only what
-    was written within the last `immediate_pull_lag_bytes_max` of the message log, which is in the page cache. A pull
-    delivers nothing new that would raise its group above `group_in_hand_max`
+    `dead_search_messages_max` how many are read at a time to find or edit them. A pull that must not wait takes only
+    what was written within the last `immediate_pull_lag_bytes_max` of the message log, which is in the page cache. A
+    pull delivers nothing new that would raise its group above `group_in_hand_max`
     delivered and unsettled messages, including those waiting for another attempt, or all groups together above
     `in_hand_max` in-flight messages: each run of them is in memory. Each group has `group_in_hand_min` beyond that of
     its own: no group has to wait because of others. Runs of dead letters are in memory, too, up to
@@ -70,7 +75,8 @@ class EngineOptions:
     `group_reasons_bytes_min`: above, a reason is only in the action log. The newest scheduled messages are in memory,
     up to `schedule_memory_...`; all others are on disk. Every `stall_check_ms` groups are looked at for messages that
     wait and are not delivered; what lasts for `stall_event_ms` is logged. A group has no consumer if none waits, and
-    none has asked for `consumer_idle_ms`.
+    none has asked for `consumer_idle_ms`. Recurring messages, up to `recurring_messages_max`, are in memory with their
+    bodies.
     """
 
     durability: Durability = Durability.FSYNC
@@ -84,10 +90,11 @@ class EngineOptions:
     reserve_bytes: int = 16 * 1024 * 1024
     topics_max: Positive = 40_000
     groups_per_topic_max: Positive = 1_000
+    recurring_messages_max: Positive = 1_000
     dedup_messages_max: Positive = 500_000
     cancel_tombstones_max: Positive = 100_000
     # A batch has two syncs and some twenty system calls; after each, its thread waits for the interpreter again.
-    fire_batch_max: Positive = 2_000
+    fire_batch_max: Annotated[int, Meta(ge=1, le=FRAMES_MAX)] = 2_000
     schedule_memory_messages_max: Positive = 65_536
     schedule_memory_bytes_max: Positive = 32 * 1024 * 1024
     pull_bytes_max: Positive = 32 * 1024 * 1024
@@ -96,7 +103,8 @@ class EngineOptions:
     filter_index_headers: Mapping[str, str] = field(default_factory=dict)
     redrive_per_second: Positive = 1_000
     redrive_batch_max: Positive = 10_000
-    dead_search_messages_max: Positive = 1_000
+    # Those that are edited of what was read are the frames of one block.
+    dead_search_messages_max: Annotated[int, Meta(ge=1, le=FRAMES_MAX)] = 1_000
     immediate_pull_lag_bytes_max: Positive = 4 * 1024 * 1024
     in_hand_max: Positive = 1_000_000
     group_in_hand_max: Positive = 100_000
@@ -110,4 +118,4 @@ class EngineOptions:
     clock_slice_ms: int = 1_000
 
     def __post_init__(self) -> None:
-        refuse_below_least(self)
+        refuse_out_of_bounds(self)

@@ -20,15 +20,15 @@ from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_siz
 from outbox_core.runtime.logs import LogFormat
 from outbox_core.runtime.settings import ServiceSettings, Table, load_settings
 
-_CLIENT_KEYS: Final = frozenset({"url", "token", "token_file"})
-"""Keys of the same table that are for clients of the broker, and ignored here."""
+_OTHERS_KEYS: Final = frozenset({"url", "token", "token_file", "groups"})
+"""Keys of the same table that are for clients of the broker, and for reconciliation (`groups`), and ignored here."""
 
 
 _ENGINE_OPTIONS: Final = (
     "durability", "retention_ms", "retention_bytes", "retention_drops_unread", "judged_file", "filter_index_header",
     "filter_index_headers", "in_hand_max", "group_in_hand_max", "group_in_hand_min", "dead_letters_bytes_max",
     "reasons_bytes_max", "redrive_per_second", "dedup_messages_max", "cancel_tombstones_max", "topics_max",
-    "groups_per_topic_max", "segment_bytes", "pull_bytes_max",
+    "groups_per_topic_max", "recurring_messages_max", "segment_bytes", "pull_bytes_max",
 )  # fmt: skip
 _HTTP_SETTINGS: Final = (
     "shutdown_timeout_ms", "request_bytes_max", "body_bytes_max", "batch_messages_max", "publishes_max",
@@ -44,7 +44,12 @@ def _fields_of(options: type, names: Collection[str]) -> dict[str, Any]:
     return {
         name: (
             hints[name],
-            Field(default=getattr(defaults, name), ge=bounds[name].ge, min_length=bounds[name].min_length),
+            Field(
+                default=getattr(defaults, name),
+                ge=bounds[name].ge,
+                le=bounds[name].le,
+                min_length=bounds[name].min_length,
+            ),
         )
         for name in names
     }
@@ -80,8 +85,8 @@ class BrokerConfig(_Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_client_keys(cls, table: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in table.items() if name not in _CLIENT_KEYS}
+    def _without_others_keys(cls, table: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in table.items() if name not in _OTHERS_KEYS}
 
     @field_validator("*", mode="before")
     @classmethod

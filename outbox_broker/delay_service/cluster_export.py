@@ -6,7 +6,6 @@ Owners are not fenced. A shard that changes while it is read is read again from 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from outbox_broker.delay_service.exported_segments import ExportedSegments
 from outbox_broker.delay_service.target_publisher import published
 from outbox_broker.journal.journal import Journal, frames
+from outbox_broker.journal.stored_record import stored_marker
 from outbox_broker.log.storage import DiskStorage, UnsyncedStorage
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
 from outbox_broker.schedule.schedule_view import ScheduleView
@@ -27,17 +26,19 @@ from outbox_broker.segments.local import LocalSegments
 from outbox_broker.segments.port import SegmentReader
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
-from outbox_core.journal import block, journal
-from outbox_core.journal.block import FrameKind
-from outbox_core.journal.journal import SegmentDamaged, SegmentKind
+from outbox_core.journal import journal
+from outbox_core.journal.block import FrameKind, SegmentKind
+from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
 _DAMAGED_AFTER: Final = 3
 """A run that is unreadable in so many attempts is damaged, not deleted."""
-_CANCELS_A_BLOCK: Final = 4_096
-"""A block has two frames of each, and at most block.FRAMES_MAX."""
+_TIME_UNKNOWN: Final = 0
+"""When these messages were stored: the shards do not keep it."""
+_RECORDS_A_BLOCK: Final = 4_096
+"""A block has one frame of each marker and two of each cancel, and at most block.FRAMES_MAX."""
 
 
 class ShardViews(Protocol):
@@ -90,21 +91,26 @@ class ClusterExport:
         folder.mkdir(parents=True, exist_ok=True)
         now_ms = self.clock.now_ms()
         report = ExportReport(begun_ms=now_ms, cancels_since_ms=now_ms - CANCEL_MEMORY_MS)
-        messages = ExportedSegments(folder / "messages", kind=SegmentKind.MESSAGES, created_at_ms=now_ms)
-        # Not durable either: without a cancel the log of actions has no segment.
+        # Not durable either: readers are here. Where nothing waits, or was canceled, that log has no segment.
         storage = UnsyncedStorage(DiskStorage())
-        with closing(LocalSegments.open(folder / "actions", storage=storage, clock=self.clock)) as segments:
-            actions = Journal(segments, name="actions", kind=block.SegmentKind.ACTIONS)
+        with (
+            closing(LocalSegments.open(folder / "messages", storage=storage, clock=self.clock)) as messages,
+            closing(LocalSegments.open(folder / "actions", storage=storage, clock=self.clock)) as canceled,
+        ):
+            actions = Journal(canceled, name="actions", kind=SegmentKind.ACTIONS)
             for shard in self.shards:
                 self._write_shard(shard, messages, actions, report)
             actions.seal()
         return report
 
-    def _write_shard(self, shard: str, messages: ExportedSegments, actions: Journal, report: ExportReport) -> None:
+    def _write_shard(self, shard: str, segments: LocalSegments, actions: Journal, report: ExportReport) -> None:
         damages: Counter[int] = Counter()
-        begin = messages.end
         for attempt in range(1, self.options.attempts_max + 1):
             damaged = {run for run, count in damages.items() if count >= _DAMAGED_AFTER}
+            # Of its own for each attempt: it reads the newest segment alone, and those of one that failed are deleted.
+            messages = Journal(segments, name="messages", kind=SegmentKind.MESSAGES, has_checkpoints=False)
+            messages.resume()
+            earlier = messages.segments
             try:
                 view = self.views.view(shard)
                 if view is None:
@@ -113,10 +119,11 @@ class ClusterExport:
                 count, undecodable = 0, 0
                 for batch in snapshot.waiting(damaged=damaged):
                     markers = _markers(batch)
-                    messages.append(markers)
+                    self._write_markers(markers, messages, is_first=messages.segments == earlier)
                     count, undecodable = count + len(markers), undecodable + len(batch) - len(markers)
+                messages.seal()
             except (StorageFailed, SegmentDamaged) as error:
-                messages.rewind(begin)
+                segments.delete([segment.name for segment in messages.segments[len(earlier) :]])
                 if isinstance(error, RunDamaged):
                     damages[error.run.id] += 1
                 if attempt == self.options.attempts_max:
@@ -130,9 +137,16 @@ class ClusterExport:
             self._write_cancels(snapshot.cancels(), actions, report)
             return
 
+    def _write_markers(self, markers: Sequence[bytes], messages: Journal, *, is_first: bool) -> None:
+        """`is_first`: of an attempt, which begins a segment: what is deleted with it is of this attempt alone."""
+        for start in range(0, len(markers), _RECORDS_A_BLOCK):
+            some = frames(FrameKind.SCHEDULED, markers[start : start + _RECORDS_A_BLOCK])
+            messages.append(some, at_ms=_TIME_UNKNOWN, roll=True if is_first and not start else None)
+            messages.commit()  # a full segment is followed by another one only then
+
     def _write_cancels(self, cancels: Sequence[Cancel], actions: Journal, report: ExportReport) -> None:
-        for start in range(0, len(cancels), _CANCELS_A_BLOCK):
-            records = [_action(cancel) for cancel in cancels[start : start + _CANCELS_A_BLOCK]]
+        for start in range(0, len(cancels), _RECORDS_A_BLOCK):
+            records = [_action(cancel) for cancel in cancels[start : start + _RECORDS_A_BLOCK]]
             actions.append(frames(FrameKind.CHANGE, records), at_ms=report.begun_ms)
             actions.commit()  # a full segment is followed by another one only then
         report.cancels += len(cancels)
@@ -152,12 +166,7 @@ def _markers(batch: Sequence[TimedMessage]) -> list[bytes]:
                 "message_not_decodable", extra={"topic": one.topic, "message_id": one.id, "error": str(error)}
             )
             continue
-        record = journal.MessageRecord(
-            sequence=None, id=one.id, topic=one.topic, key=message.key, headers={},
-            body=hashlib.sha256(message.body).digest(), created_at_ms=message.created_at_ms or 0,
-            stored_at_ms=message.created_at_ms or 0, deliver_at_ms=message.deliver_at_ms, copy=journal.SCHEDULED,
-        )  # fmt: skip
-        found.append(journal.encode_record(record))
+        found.append(stored_marker(message, now_ms=0))
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Final, Protocol
 
+from outbox_broker.backup.snapshot import FolderSnapshots
 from outbox_broker.common.cancel_topic_patterns import Scope, covers, scope_of
 from outbox_broker.delay_service.target_publisher import TargetPublisher, timed
 from outbox_broker.engine.publisher import BUCKETS_MS, OTHERS
@@ -70,16 +71,19 @@ class DelayProxy:
         syncs: TimedStorage,
         room: PublishRoom | None = None,
         cordon: Cordon | None = None,
+        snapshots: FolderSnapshots | None = None,
         claim_ahead_ms: int = 0,
     ) -> None:
         """`syncs`: the storage of the schedule's segments, which measures sync times. `room`: as the reserve of a disk,
-        or the bookies of a cluster. `cordon`: None for a shard of a cluster. `claim_ahead_ms`: see ScheduleRunner.
+        or the bookies of a cluster. `cordon`, `snapshots`: None for a shard of a cluster. `claim_ahead_ms`: see
+        ScheduleRunner.
         """
         self._schedule = schedule
         self._clock = clock
         self.syncs = syncs
         self._room = room
         self._cordon = cordon
+        self._snapshots = snapshots
         self._counters: Counter[tuple[str, str, str]] = Counter()
         self._publisher = TargetPublisher(target, clock=clock, count=self._count)
         deliver = self._publisher.deliver
@@ -90,6 +94,7 @@ class DelayProxy:
         return ServicePorts(
             producers=self, catalog=self, measured=self, refusals=self,
             operations=None if self._cordon is None else DelayOperations(self._schedule, self._cordon),
+            snapshots=self._snapshots,
             refusal="a delay service only publishes: consume from its target broker, and operate on it",
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
+from outbox_broker.backup.snapshot import FolderSnapshots
 from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.server import HttpServer, StorageWatch, bind
@@ -82,9 +83,15 @@ class _RunningService:
             reserve.take()
             cordon = Cordon(self._config.data, storage=syncs, clock=SystemClock())
             cordon.load()
+            snapshots = FolderSnapshots(
+                self._config.data, clock=SystemClock(),
+                locks=lambda: (self._schedule.standing_still(), self._store.standing_still()),
+            )  # fmt: skip
+            snapshots.remove_abandoned()
             self._proxy = DelayProxy(
-                self._schedule, self._target, clock=SystemClock(), syncs=syncs, room=reserve, cordon=cordon
-            )
+                self._schedule, self._target, clock=SystemClock(), syncs=syncs, room=reserve, cordon=cordon,
+                snapshots=snapshots,
+            )  # fmt: skip
             self._proxy.start()
         except BaseException:
             self._store.close()

@@ -18,7 +18,7 @@ from outbox_broker.schedule.delay_store import TimedMessage
 from outbox_broker.schedule.schedule_runner import DeliveryOutcome
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
-from outbox_core.common.errors import InvalidMessage
+from outbox_core.common.errors import DECODE_ERRORS, InvalidMessage
 from outbox_core.messages.delivery_decision import Acceptance, Park, Retry, TopicStalls, decide
 from outbox_core.messages.message import Message, PublishResult, PublishStatus, Record, due_message, encode_packed
 from outbox_core.messages.publish_guard import PublishTarget
@@ -225,5 +225,5 @@ def _message(one: TimedMessage) -> Message:
 def _stored(one: TimedMessage) -> _Scheduled:
     try:
         return _decode(one.payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # this one alone is refused, and kept
+    except DECODE_ERRORS as error:  # this one alone is refused, and kept
         raise InvalidMessage(f"a scheduled message cannot be decoded: {error}") from error

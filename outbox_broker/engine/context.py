@@ -11,23 +11,22 @@ from pathlib import Path
 
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.journal.journal import Journal
+from outbox_broker.journal.segment_footer import FooterBlocks
 from outbox_broker.log.disk_reserve import Reserve
-from outbox_broker.log.segment_index import IndexFiles
-from outbox_broker.log.segmented_log import SegmentedLog
 from outbox_broker.log.storage import Storage
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.state.engine_state import BrokerState
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import StorageFailed
-from outbox_core.journal import journal
 
 
 class EngineContext:
     """Shared by the collaborators of one engine. Callers of methods marked "under the lock" hold `lock`."""
 
     schedule: DelayStore
+    messages: Journal
     actions: Journal
-    """Both are opened with the engine."""
+    """All three are opened with the engine."""
 
     def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
         self.folder = folder
@@ -36,17 +35,18 @@ class EngineContext:
         self.storage = storage
         self.lock = threading.RLock()
         self.closed = False
-        self.index_files = IndexFiles(folder / "messages")
-        self.state = BrokerState(options, self.index_files)
+        self.footer_blocks = FooterBlocks(self._read_messages)
+        self.state = BrokerState(options, self.footer_blocks)
         self.reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self.dispatching_from: int | None = None
         """Offset of the first dispatched record whose batch the schedule does not know to be appended yet."""
+        self.receipts_from = 0
+        """The least delivery number of a receipt that counts: those of before a restore are stale."""
         self.placed_to = -1
         """The number of the last batch of due messages that was placed in the message log. Written under the lock."""
-        self.messages = SegmentedLog(
-            folder / "messages", kind=journal.SegmentKind.MESSAGES, segment_bytes=options.segment_bytes,
-            durability=options.durability, storage=storage, now_ms=clock.now_ms,
-        )  # fmt: skip
+
+    def _read_messages(self, offset: int, size_bytes: int) -> bytes:
+        return self.messages.read(offset, size_bytes)
 
     def refuse_if_closed(self) -> None:
         """Raise StorageFailed if the engine is closed."""

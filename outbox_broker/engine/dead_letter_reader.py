@@ -9,15 +9,14 @@ from typing import Final
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
-from outbox_broker.engine.index_repair import IndexRepair
+from outbox_broker.engine.footer_repair import FooterRepair
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.dead_letters import DeadRun
-from outbox_broker.log.message_reader import read_runs
+from outbox_broker.journal.message_reader import read_runs
 from outbox_broker.log.topic_index import PlaceRun
 from outbox_broker.state.engine_state import Topic
-from outbox_core.journal import journal
 from outbox_core.messages import limits
-from outbox_core.messages.message import DeadFilter
+from outbox_core.messages.message import DeadFilter, Record
 
 _CHAR_BYTES: Final = 4
 RUNS_AT_ONCE: Final = 1_000
@@ -26,7 +25,7 @@ ChosenRun = tuple[int, int, int]
 """Dead letters from a sequence to an end (exclusive) that died at a time, in epoch milliseconds."""
 
 
-FoundLetter = tuple[int, DeadRun, journal.MessageRecord | None]
+FoundLetter = tuple[int, DeadRun, Record | None]
 """A dead letter's sequence, how it died, and its record; None if that is damaged."""
 
 
@@ -41,13 +40,13 @@ class DeadPage:
 class DeadLetterReader:
     """Pages of dead letters, and which of them are meant."""
 
-    def __init__(self, context: EngineContext, writer: DeadLetterWriter, index_repair: IndexRepair) -> None:
+    def __init__(self, context: EngineContext, writer: DeadLetterWriter, footer_repair: FooterRepair) -> None:
+        self._context = context
         self._clock = context.clock
         self._options = context.options
         self._lock = context.lock
-        self._messages = context.messages
         self._writer = writer
-        self._index_repair = index_repair
+        self._footer_repair = footer_repair
 
     def bury_expired(self, topic: str, group: Group) -> None:
         """Make dead letters of what has no attempts left. Under the lock."""
@@ -59,7 +58,14 @@ class DeadLetterReader:
         """Returns dead letters from the sequence `start` on, read without the lock; fewer than `count_max` if they are
         large: always the first one, and what fits after it.
         """
-        runs, following = self._index_repair.looked_up(
+        while True:
+            moves = group.moves
+            page = self._page(topic, group, start=start, count_max=count_max, bytes_max=bytes_max)
+            if moves == group.moves or all(record is not None for _, _, record in page.found):
+                return page  # else retention may have moved one, and dropped its segment, while it was read
+
+    def _page(self, topic: Topic, group: Group, *, start: int, count_max: int, bytes_max: int) -> DeadPage:
+        runs, following = self._footer_repair.looked_up(
             lambda: _dead_runs(topic, group, start=start, count_max=count_max)
         )
         page, bytes_left = DeadPage([], following), bytes_max
@@ -67,7 +73,7 @@ class DeadLetterReader:
             if bytes_left <= 0:
                 page.following = run.first
                 break
-            read = read_runs(self._messages, locations, first=run.first, end=run.end, bytes_max=bytes_left)
+            read = read_runs(self._context.messages, locations, first=run.first, end=run.end, bytes_max=bytes_left)
             for sequence, record in read:
                 bytes_left -= _letter_bytes(run, record)
                 if bytes_left < 0 and page.found:
@@ -128,18 +134,6 @@ class DeadLetterReader:
             yield from page.found
             following = page.following
 
-    def of_ids(self, topic: Topic, group: Group, ids: set[str]) -> list[tuple[int, int]]:
-        """Returns the ranges (first, end) of dead letters with these ids. Scans all of them, without the lock."""
-        sequences: list[int] = []
-        missing = set(ids)  # an id may be dead twice, if it was published again after its deduplication window
-        for sequence, _, record in self._all(topic, group):
-            if record is not None and record.id in ids:
-                sequences.append(sequence)
-                missing.discard(record.id)
-            if not missing:
-                break
-        return _ranges(sequences)
-
 
 def _chosen_runs(letters: Iterable[tuple[int, int]]) -> list[ChosenRun]:
     """Returns ascending (sequence, dead_at_ms) as runs."""
@@ -150,17 +144,6 @@ def _chosen_runs(letters: Iterable[tuple[int, int]]) -> list[ChosenRun]:
         else:
             runs.append((sequence, sequence + 1, dead_at_ms))
     return runs
-
-
-def _ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
-    """Returns ascending sequences as ranges (first, end)."""
-    ranges: list[tuple[int, int]] = []
-    for sequence in sequences:
-        if ranges and ranges[-1][1] == sequence:
-            ranges[-1] = (ranges[-1][0], sequence + 1)
-        else:
-            ranges.append((sequence, sequence + 1))
-    return ranges
 
 
 def _dead_runs(
@@ -174,13 +157,14 @@ def _dead_runs(
             following = run.first if following is None else following
             break
         end = min(run.end, run.first + count_left)
-        runs.append((replace(run, end=end), list(topic.index.runs(run.first, end))))
+        located = group.located(topic.index, [(run.first, end)])
+        runs += [(replace(run, first=first, end=behind), places) for (first, behind), places in located]
         count_left -= end - run.first
         following = end if end < run.end else None
     return runs, following
 
 
-def _letter_bytes(dead: DeadRun, record: journal.MessageRecord | None) -> int:
+def _letter_bytes(dead: DeadRun, record: Record | None) -> int:
     """Returns the approximate size of a dead letter, in bytes."""
     size = _CHAR_BYTES * (len(dead.reason) + sum(len(reason) for reason, _ in dead.history))
     if record is None:

@@ -11,6 +11,7 @@ anything. Ids stay known, or a repeated publish would bring a deleted message ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.recurring_publisher import RecurringPublisher
 from outbox_broker.engine.topic_reader import READERS
 from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
 from outbox_broker.group.consumer_group import Group
@@ -40,19 +42,19 @@ class Deletion:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        deleted: RecentGroupDeletions, dispatcher: Dispatcher,
+        deleted: RecentGroupDeletions, dispatcher: Dispatcher, recurring: RecurringPublisher,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
         self._options = context.options
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
         self._deleted = deleted
         self._dispatcher = dispatcher
+        self._recurring = recurring
 
     def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
         """Delete a consumer group: its position, deliveries and dead letters. Messages stay for other groups.
@@ -72,9 +74,12 @@ class Deletion:
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Delete a topic: its messages are no longer delivered, and its scheduled ones are canceled.
 
-        A topic is in use if it has consumer groups, or scheduled messages. If forced, its groups are deleted, as by
-        delete_group(). A topic of this name that is created later continues its sequences.
+        A topic is in use if it has consumer groups, scheduled or recurring messages. If forced, its groups are deleted,
+        as by delete_group(), and its recurring messages, which would create it again. A topic of this name that is
+        created later continues its sequences.
         """
+        if force:
+            self._delete_recurring(topic)
         with self._lock:
             self._context.refuse_if_closed()
             known_topic = self._groups.known_topic(topic)
@@ -89,12 +94,21 @@ class Deletion:
                 DeletedTopic(
                     topic=topic, at_ms=self._clock.now_ms(), end=known_topic.index.end, groups=groups,
                     scheduled_end=self._context.schedule.next_seq() if has_scheduled else 0,
-                    messages_end=self._messages.end, actions_end=self._context.actions.end,
+                    messages_end=self._context.messages.end, actions_end=self._context.actions.end,
                 )
             )  # fmt: skip
             self._tell_deleted(topic, [*groups, READERS])
         self._cancel_void(topic)
         logger.info("topic_deleted", extra={"topic": topic, "groups": len(groups), "forced": force})
+
+    def _delete_recurring(self, topic: str) -> None:
+        with self._lock:
+            self._context.refuse_if_closed()
+            self._groups.known_topic(topic)
+            names = self._state.recurring.of_topic(topic)
+        for name in names:
+            with suppress(KeyError):  # it was deleted meanwhile
+                self._recurring.delete(name)
 
     def finish_deletions(self) -> None:
         """Finish at startup: cancel what a kill left in the schedule of deleted topics."""
@@ -137,7 +151,7 @@ class Deletion:
                 self._state.deleted[topic] = replace(deleted, scheduled_end=0)
 
     def _act_durably(self, action: journal.Action) -> None:
-        """Log an action durably, then apply it: no index file may lack messages that a power failure brings back."""
+        """Log an action durably, then apply it: no footer may lack messages that a power failure brings back."""
         self._writer.write_action(action)
         self._context.actions.commit()
         self._state.replay_action(action)
@@ -158,11 +172,12 @@ class Deletion:
             )
 
     def _refuse_if_topic_used(self, topic: str, known_topic: Topic) -> None:
-        scheduled = self._context.schedule.count(topic)
-        if known_topic.groups or scheduled:
+        scheduled, recurring = self._context.schedule.count(topic), len(self._state.recurring.of_topic(topic))
+        if known_topic.groups or scheduled or recurring:
             raise InUse(
-                f"the topic {topic} is in use: it has {len(known_topic.groups)} consumer groups and {scheduled} "
-                "scheduled messages; delete its groups and cancel what is scheduled, or force the deletion"
+                f"the topic {topic} is in use: it has {len(known_topic.groups)} consumer groups, {scheduled} "
+                f"scheduled and {recurring} recurring messages; delete its groups and recurring messages and cancel "
+                "what is scheduled, or force the deletion"
             )
 
     def _refuse_if_too_many_deleted(self, topic: str) -> None:

@@ -28,9 +28,9 @@ from outbox_broker.log.disk_reserve import is_disk_full
 from outbox_broker.schedule.dispatch_health import DispatchHealth
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.lateness import Lateness
-from outbox_broker.state.scheduled_message_encoding import dispatched_records
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
+from outbox_core.journal.block import Framed, FrameKind, framed
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -61,8 +61,7 @@ class Copies:
     batch: DueBatch
     at_ms: int
     firsts: dict[str, int]
-    data: bytes
-    sizes: list[int]
+    frames: Framed
 
 
 class Dispatcher:
@@ -73,7 +72,6 @@ class Dispatcher:
         self._clock = context.clock
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self._reserve = context.reserve
         self._writer = writer
         self._wakeups = wakeups
@@ -218,19 +216,18 @@ class Dispatcher:
         """
         now_ms = self._clock.now_ms()
         firsts: dict[str, int] = {}
-        records: list[bytes] = []
+        frames = Framed(FrameKind.DISPATCHED)
         for topic, _, payloads in batch.by_topic():
-            firsts[topic] = self._end_of(topic)
-            records += dispatched_records(payloads, first_sequence=firsts[topic], stored_at_ms=now_ms)
-        data, sizes = journal.frames(records)
-        return Copies(batch, now_ms, firsts, data, sizes)
+            first = firsts[topic] = self._end_of(topic)
+            frames.extend(framed(FrameKind.DISPATCHED, range(first, first + len(payloads)), payloads))
+        return Copies(batch, now_ms, firsts, frames)
 
     def _place_due(self, batch: DueBatch, copies: Copies) -> PlacedBatch:
         """Append due messages to the message log with their sequences, grouped by topic."""
         entries: dict[str, list[tuple[int, str]]] = {}
         fresh = self._not_void(self._not_placed_yet(batch, entries))
         old = self._state.dispatched_from if entries else None
-        begin = self._messages.end if old is None else old
+        begin = self._context.messages.end if old is None else old
         if self._context.dispatching_from is None:  # else an earlier batch begins there
             self._context.dispatching_from = begin
         if fresh is not copies.batch or self._is_outdated(copies):
@@ -241,15 +238,15 @@ class Dispatcher:
             entries.setdefault(topic, []).extend(zip(range(first, first + len(ids)), ids, strict=True))
             counts[topic] = len(ids)
         if counts:
-            data, sizes = copies.data, copies.sizes
-            offsets = self._reserve.spend(lambda: self._writer.append_messages([(data, sizes)]), keep_half=True)
+            frames, at_ms = copies.frames, copies.at_ms
+            offsets = self._reserve.spend(lambda: self._writer.append_messages(frames, at_ms=at_ms), keep_half=True)
             self._writer.place(counts, offsets, ready_at_ms=copies.at_ms)
             self._state.active_segment_special.extend(offsets)
             self._state.recent.add_all(fresh.topics, fresh.ids)
         if self._state.dispatched_before:
             for topic_and_id in zip(batch.topics, batch.ids, strict=True):
                 self._state.dispatched_before.pop(topic_and_id, None)
-        return PlacedBatch(batch, entries, begin, self._messages.end, deque(entries))
+        return PlacedBatch(batch, entries, begin, self._context.messages.end, deque(entries))
 
     def _not_placed_yet(self, batch: DueBatch, entries: dict[str, list[tuple[int, str]]]) -> DueBatch:
         """Returns the batch without messages that are in the message log since before a restart, or twice in the batch.
@@ -286,8 +283,8 @@ class Dispatcher:
         once = dict.fromkeys(messages)
         self._writer.act(
             journal.Canceled(
-                at_ms=self._clock.now_ms(), ids=[message_id for _, message_id in once], messages_end=self._messages.end,
-                topics=[topic for topic, _ in once],
+                at_ms=self._clock.now_ms(), ids=[message_id for _, message_id in once],
+                messages_end=self._context.messages.end, topics=[topic for topic, _ in once],
             )
         )  # fmt: skip
 
@@ -319,7 +316,7 @@ class Dispatcher:
         """
         while self.placed:
             placed = self.placed[0]
-            self._messages.commit(placed.end)
+            self._context.messages.commit(placed.end)
             if not placed.is_recorded:
                 self._record_dispatched(placed)
                 placed.is_recorded = True

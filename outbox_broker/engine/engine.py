@@ -1,4 +1,4 @@
-"""The broker's engine: publishes, deliveries and settlements, all durable in one data folder. Independent of HTTP.
+"""The broker's engine: publishes, deliveries and settlements, all durable in its segments. Independent of HTTP.
 
 A publish is validated -> appended to the message log -> synced (callers share a sync) -> acknowledged. A pull is chosen
 by the group -> recorded in the action log -> read from the message log -> delivered. A settlement is decided by the
@@ -12,11 +12,12 @@ delivered again, under another delivery number, which contains the broker's epoc
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeAlias
 
+from outbox_broker.backup.snapshot import FolderSnapshots
 from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_operations import DeadLetterOperations
@@ -24,75 +25,96 @@ from outbox_broker.engine.dead_letter_reader import DeadLetterReader
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
 from outbox_broker.engine.deletion import Deletion
 from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.footer_repair import FooterRepair
 from outbox_broker.engine.group_admin import GroupAdmin
 from outbox_broker.engine.group_registry import GroupRegistry
-from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.operations import Operations
 from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
 from outbox_broker.engine.purger import Purger
+from outbox_broker.engine.recurring_publisher import RecurringPublisher
+from outbox_broker.engine.redrive_clock import RedriveClock
 from outbox_broker.engine.retention import LogRetention
+from outbox_broker.engine.segment_cleaner import SegmentCleaner
 from outbox_broker.engine.settler import Settler
 from outbox_broker.engine.stall_watch import StallWatch
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
+from outbox_broker.group.consumer_group import EPOCH_SHIFT
 from outbox_broker.journal.journal import Journal
 from outbox_broker.log.cordon import Cordon
+from outbox_broker.log.disk_reserve import is_refused
 from outbox_broker.log.folder_format import note_format, refuse_other_format
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
+from outbox_broker.log.restored_folder import restored
 from outbox_broker.log.storage import DiskStorage, Storage, UnsyncedStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.recovery.startup_recovery import recover
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.segments.local import LocalSegments
+from outbox_broker.segments.port import Segments, WriterFenced
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 from outbox_core.journal.block import SegmentKind
 
-__all__ = ["BUCKETS_MS", "Engine"]
+__all__ = ["BUCKETS_MS", "Engine", "OpenSegments"]
+
+OpenSegments: TypeAlias = Callable[[str], Segments]
+"""Opens the segments of one of an engine's parts, by its name: messages, actions, schedule."""
 
 
 class Engine:
     """One broker on one data folder. Thread-safe.
 
     Its operations are methods of its parts: `publisher` (publish, cancel, what is scheduled), `puller` (take, pull),
-    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups; lists and redrives of dead letters),
-    `dead_letters` (discard), `deletion`, `purger`, `stalls` (why a group gets nothing), `operations` (cordon, what is
-    left), `wakeups` (subscribe) and `retention`. Errors of all: InvalidMessage (a name or value out of bounds),
-    NotSupported, StorageFailed (nothing was acknowledged).
+    `settler` (ack, nack, extend), `reader` (broadcast reads), `admin` (groups; lists of dead letters), `dead_letters`
+    (redrive, discard), `recurring` (messages that come again and again), `deletion`, `purger`, `stalls` (why a group
+    gets nothing), `operations` (cordon, what is left), `snapshots` (for a backup), `wakeups` (subscribe), `retention`,
+    and `cleaner` (of old segments). Errors of all: InvalidMessage (a name or value out of bounds), NotSupported,
+    StorageFailed (nothing was acknowledged).
     """
 
-    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
+    def __init__(
+        self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage, segments: OpenSegments | None
+    ) -> None:  # fmt: skip
         """Called by open(), which creates engines."""
         self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
         self._folder_lock = FolderLock(folder)
-        self._opened: list[LocalSegments] = []
+        self._open_segments = self._open_folder if segments is None else segments
+        self._opened: list[Segments] = []
+        self._folders: list[LocalSegments] = []
         self.context = context = EngineContext(folder, clock=clock, options=options, storage=self.syncs)
         self.wakeups = wakeups = Wakeups(context)
         self.writer = writer = LogWriter(context)
         groups = GroupRegistry(context, writer)
         dead_letters = DeadLetterWriter(context, writer, wakeups)
         self._deleted = deleted = RecentGroupDeletions()
-        self._index_repair = index_repair = IndexRepair(context)
+        self._footer_repair = footer_repair = FooterRepair(context, writer)
         self.dispatcher = dispatcher = Dispatcher(context, writer, wakeups)
         self.lateness = dispatcher.lateness
-        self.retention = LogRetention(context, writer, wakeups, groups, dispatcher)
+        self._redrive_clock = redrive_clock = RedriveClock(context, writer)
+        self.cleaner = SegmentCleaner(context, writer, footer_repair)
+        self.retention = LogRetention(context, writer, wakeups, groups, dispatcher, self.cleaner)
         self.stalls = StallWatch(context, wakeups, groups)
-        self.timer = EngineTimer(context, wakeups, dispatcher, keep_house=self._keep_house)
+        self.timer = EngineTimer(context, wakeups, dispatcher, redrive_clock, keep_house=self._keep_house)
         self._cordon = cordon = Cordon(folder, storage=self.syncs, clock=clock)
         self.publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer, cordon=cordon)
-        self.puller = Puller(context, writer, wakeups, groups, dead_letters, deleted, index_repair, dispatcher)
+        self.puller = Puller(
+            context, writer, wakeups, groups, dead_letters, deleted, footer_repair, dispatcher, redrive_clock
+        )
         self.settler = Settler(context, writer, wakeups, dead_letters, self.puller)
-        self.reader = TopicReader(context, groups, index_repair, dispatcher, self.puller)
-        dead_letter_reader = DeadLetterReader(context, dead_letters, index_repair)
-        self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letter_reader, index_repair)
-        self.dead_letters = DeadLetterOperations(context, writer, groups, dead_letter_reader)
-        self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher)
+        self.reader = TopicReader(context, groups, footer_repair, dispatcher, self.puller)
+        dead_letter_reader = DeadLetterReader(context, dead_letters, footer_repair)
+        self.admin = GroupAdmin(context, writer, wakeups, groups, dead_letter_reader, footer_repair, redrive_clock)
+        self.dead_letters = DeadLetterOperations(context, writer, wakeups, groups, dead_letter_reader, redrive_clock)
+        self.recurring = RecurringPublisher(context, writer, groups, self.publisher)
+        self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher, self.recurring)
         self.purger = Purger(context, writer, wakeups, groups, self.publisher, self.dead_letters)
+        self.snapshots = FolderSnapshots(folder, clock=clock, locks=self._locks) if segments is None else None
         self.operations = Operations(context, groups, dispatcher, cordon=cordon)
 
     @classmethod
@@ -103,9 +125,12 @@ class Engine:
         clock: Clock | None = None,
         options: EngineOptions | None = None,
         storage: Storage | None = None,
+        segments: OpenSegments | None = None,
     ) -> Self:
         """Open a data folder, creating it if needed: take its lock, replay its logs, start the timer.
 
+        `segments` opens what one of the engine's parts keeps ("messages", "actions", "schedule"), and makes this engine
+        its owner: by default a folder of that name in the data folder, through `storage`.
         Raises ConfigurationError when another process uses the folder, or it is inside another data folder, or of a
         format that this release does not open, before anything is changed;
         StorageFailed, or SegmentDamaged; RuntimeError if the process can have no more threads.
@@ -116,7 +141,7 @@ class Engine:
             folder.mkdir(parents=True, exist_ok=True)
             engine = cls(
                 folder, clock=clock or SystemClock(), options=options or EngineOptions(),
-                storage=storage or DiskStorage(),
+                storage=storage or DiskStorage(), segments=segments,
             )  # fmt: skip
             engine._folder_lock.acquire()
         except OSError as error:
@@ -132,6 +157,7 @@ class Engine:
             raise
         try:
             engine.timer.start()
+            engine.recurring.start()
         except BaseException:  # no more threads: a later open must find the folder free
             engine.close()
             raise
@@ -146,14 +172,16 @@ class Engine:
             context.closed = True
         self.wakeups.wake_all()
         self.timer.join(timeout_ms / 1000)
+        self.recurring.join(timeout_ms / 1000)
         self.dispatcher.shutdown()
         self.publisher.shutdown()
         with context.lock:
             try:
-                context.schedule.close()
-                context.messages.sync_and_close()
-                with suppress(StorageFailed):  # if the disk failed, nobody was told that all is durable
-                    context.actions.seal()
+                with suppress(WriterFenced):  # another owner has all that was acknowledged
+                    context.schedule.close()
+                    if not is_refused(self._check_segments):  # else the disk failed, and who waited for it was told
+                        context.messages.seal()
+                        context.actions.seal()
             finally:
                 self._let_go()
 
@@ -178,6 +206,8 @@ class Engine:
         with context.lock:
             return {
                 "messages_bytes": context.messages.size_bytes,
+                "messages_unwanted_bytes": min(self.cleaner.unwanted_bytes, context.messages.size_bytes),
+                "moved_messages": self.cleaner.moved_messages,
                 "actions_bytes": context.actions.size_bytes,
                 "syncs": sum(count for _, count in self.syncs.counts()),
                 "scheduled": schedule["scheduled"],
@@ -187,7 +217,7 @@ class Engine:
                 "schedule_buckets": schedule["buckets"],
                 "quarantined_runs": schedule["quarantined_runs"],
                 "quarantined_scheduled": schedule["quarantined_messages"],
-                "quarantined_bytes": context.messages.quarantined_bytes + context.actions.recovered.damaged_bytes,
+                "quarantined_bytes": sum(log.recovered.damaged_bytes for log in (context.messages, context.actions)),
             }
 
     def check_ready(self) -> None:
@@ -197,38 +227,46 @@ class Engine:
         context = self.context
         with context.lock:
             context.refuse_if_closed()
-            context.messages.refuse_if_failed()
             self._check_segments()
-            self._index_repair.refuse_if_unmended()
+            self._footer_repair.refuse_if_unmended()
         context.schedule.check_ready()
         self.dispatcher.check_ready()
 
     def check_usable(self) -> None:
         """Raise StorageFailed if nothing can be made durable until the folder is reopened, as after a failed sync."""
-        self.context.messages.refuse_if_failed()
         self._check_segments()
         self.context.schedule.check_ready()
 
     def _keep_house(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.remove_abandoned()
         self.writer.write_checkpoint_if_due()
         self.retention.check()
         self.stalls.check()
+
+    def _locks(self) -> Sequence[AbstractContextManager[object]]:
+        """The locks under which the folder stands still, in their order."""
+        segments = (folder.standing_still() for folder in self._folders)
+        return self.context.lock, self.context.schedule.standing_still(), *segments
 
     def _check_segments(self) -> None:
         for segments in self._opened:
             segments.check()
 
-    def _open_segments(self, name: str) -> LocalSegments:
+    def _opened_segments(self, name: str) -> Segments:
+        segments = self._open_segments(name)
+        self._opened.append(segments)
+        return segments
+
+    def _open_folder(self, name: str) -> Segments:
         context = self.context
         is_synced = context.options.durability is Durability.FSYNC
         storage = context.storage if is_synced else UnsyncedStorage(context.storage)
         segments = LocalSegments.open(context.folder / name, storage=storage, clock=context.clock)
-        self._opened.append(segments)
+        self._folders.append(segments)
         return segments
 
     def _let_go(self) -> None:
-        context = self.context
-        context.messages.close()
         for segments in self._opened:
             segments.close()
         self._folder_lock.release()
@@ -237,18 +275,31 @@ class Engine:
         context, state = self.context, self.context.state
         context.reserve.release()
         self._cordon.load()
+        origin = restored(context.folder)
+        context.receipts_from = 0 if origin is None else origin.epoch << EPOCH_SHIFT
         unsettled = self._open_schedule()
+        context.messages = Journal(
+            self._opened_segments("messages"), name="messages", kind=SegmentKind.MESSAGES,
+            segment_bytes=context.options.segment_bytes, has_checkpoints=False,
+        )  # fmt: skip
         context.actions = Journal(
-            self._open_segments("actions"), name="actions", kind=SegmentKind.ACTIONS,
+            self._opened_segments("actions"), name="actions", kind=SegmentKind.ACTIONS,
             segment_bytes=min(context.options.segment_bytes, context.options.checkpoint_bytes),
         )  # fmt: skip
         out = [topic_and_id for batch in unsettled for topic_and_id in zip(batch.topics, batch.ids, strict=True)]
-        recover(state, context.messages, context.actions, options=context.options, out=out)
+        recover(
+            state, context.messages, context.actions, folder=context.folder, options=context.options,
+            now_ms=context.clock.now_ms(), out=out,
+        )  # fmt: skip
         context.dispatching_from = state.dispatched_from  # no checkpoint may pass it before the schedule has settled
         for topic in context.schedule.topics():
             if topic not in state.deleted:
                 state.topic(topic)
-        self.writer.act(journal.Opened(at_ms=context.clock.now_ms(), number=state.epoch + 1))
+        self._redrive_clock.resume()
+        # The folder's epoch counts failed openings, too, and is far higher after a restore.
+        number = max(state.epoch + 1, context.actions.epoch)
+        opened = journal.Opened(at_ms=context.clock.now_ms(), number=number, messages_end=context.messages.end)
+        self.writer.act(opened)
         self.deletion.finish_deletions()
         context.reserve.take()
         context.actions.commit()
@@ -263,7 +314,7 @@ class Engine:
             cancels_remembered_max=options.cancel_tombstones_max,
         )
         context.schedule = DelayStore.open(
-            self._open_segments("schedule"), options=delay_options, reserve=context.reserve
+            self._opened_segments("schedule"), options=delay_options, reserve=context.reserve
         )  # fmt: skip
         unsettled = context.schedule.unsettled()
         self.dispatcher.resume(unsettled)

@@ -1,27 +1,24 @@
-"""Operators' view of groups: declare, seek, pause and inspect them; list and redrive dead letters."""
+"""Operators' view of groups: declare, seek, pause and inspect them; list dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_reader import DeadLetterReader
+from outbox_broker.engine.footer_repair import FooterRepair
 from outbox_broker.engine.group_registry import GroupRegistry
-from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
-from outbox_broker.engine.puller import DAMAGED, check_within
+from outbox_broker.engine.redrive_clock import RedriveClock
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_broker.filter import parse
-from outbox_broker.log.message_reader import message_of
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.messages.broker_port import topic_figures
 from outbox_core.messages.message import DeadLetter, GroupConfig, Record, check_group, check_topic
-
-REDRIVE_PER_SECOND_MAX: Final = 1_000_000
 
 _READS_MAX: Final = 100
 
@@ -31,19 +28,19 @@ class GroupAdmin:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        dead_letters: DeadLetterReader, index_repair: IndexRepair,
+        dead_letters: DeadLetterReader, footer_repair: FooterRepair, redrive_clock: RedriveClock,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
         self._options = context.options
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
         self._dead_letters = dead_letters
-        self._index_repair = index_repair
+        self._footer_repair = footer_repair
+        self._redrive_clock = redrive_clock
 
     def declare_group(
         self, topic: str, group: str, config: GroupConfig, *, quota: ClientTopicQuota | None = None
@@ -57,8 +54,8 @@ class GroupAdmin:
         if config.filter is not None:
             parse(config.filter)  # refused before anything is written
         if config.start != "earliest":
-            self._messages.commit()
-        end = self._index_repair.looked_up(lambda: self._declared(topic, group, config, quota))
+            self._context.messages.commit()
+        end = self._footer_repair.looked_up(lambda: self._declared(topic, group, config, quota))
         self._context.actions.commit(end)
         self._wakeups.wake(topic, group)
 
@@ -90,7 +87,7 @@ class GroupAdmin:
         """
 
         def read() -> Mapping[str, int]:
-            look_up = self._index_repair.looked_up
+            look_up = self._footer_repair.looked_up
             groups = [look_up(partial(self._figures, topic, group)) for group in self.groups(topic)]
             with self._lock:
                 return topic_figures(stored=self._groups.known_topic(topic).index.end, scheduled=0, groups=groups)
@@ -99,21 +96,23 @@ class GroupAdmin:
 
     def group_figures(self, topic: str, group: str) -> Mapping[str, int]:
         """Returns stored, backlog (not delivered, or waiting for redelivery), in_flight, scheduled, dead, position,
-        redriving (of the backlog: redriven, and not ready yet), oldest_unacked_age_ms.
+        redriving (of the backlog: redriven, and not ready yet), redrive_left_ms (until all of them are),
+        oldest_unacked_age_ms.
         """
-        return self._with_scheduled(topic, lambda: self._index_repair.looked_up(lambda: self._figures(topic, group)))
+        return self._with_scheduled(topic, lambda: self._footer_repair.looked_up(lambda: self._figures(topic, group)))
 
     def seek(self, topic: str, group: str, *, to_ms: int | None = None, to_offset: int | None = None) -> None:
         """Move a group to a time or to an offset (a sequence of the topic); earlier receipts become stale.
 
-        Messages dropped by retention are skipped. Raises InvalidMessage for an offset beyond the topic's end.
+        Messages dropped by retention are skipped, but for those that the group has not settled, which were moved.
+        Raises InvalidMessage for an offset beyond the topic's end.
         """
         if (to_ms is None) == (to_offset is None) or (to_offset is not None and to_offset < 0):
             raise InvalidMessage("seek to a time (to_ms) or to an offset (to_offset >= 0), one of them")
-        self._messages.commit()
+        self._context.messages.commit()
         offset = to_offset or 0
         if to_ms is not None:
-            offset = self._index_repair.looked_up(lambda: self._groups.known_topic(topic).index.sequence_at(to_ms))
+            offset = self._footer_repair.looked_up(lambda: self._groups.known_topic(topic).index.sequence_at(to_ms))
         with self._lock:
             self._context.refuse_if_closed()
             index, known_group = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
@@ -129,6 +128,7 @@ class GroupAdmin:
                     at_ms=self._clock.now_ms(),
                     position=position,
                     generation=known_group.generation + 1,
+                    moved_from=offset if to_ms is None else known_group.aside.first_ready_since(to_ms),
                 )
             )
             end = self._context.actions.end
@@ -162,54 +162,12 @@ class GroupAdmin:
         )  # fmt: skip
         letters = [
             DeadLetter(
-                message=message_of(record) if record else Record(id="", topic=topic, body=b""), group=group,
+                message=record or Record(id="", topic=topic, body=b""), group=group,
                 attempts=dead.attempts, reason=dead.reason, dead_at_ms=dead.dead_at_ms, history=dead.history,
             )
             for _, dead, record in page.found
         ]  # fmt: skip
         return letters, None if page.following is None else str(page.following - 1)
-
-    def redrive(
-        self, topic: str, group: str, *, ids: Sequence[str] | None = None, per_second: int | None = None
-    ) -> int:
-        """Redrive dead letters; returns how many. An id that is not dead (any more) is ignored.
-
-        `per_second` of them are ready at once, as many a second later, and so on (None: `redrive_per_second`).
-        """
-        check_within("per_second", 1 if per_second is None else per_second, 1, REDRIVE_PER_SECOND_MAX)
-        with self._lock:
-            self._context.refuse_if_closed()
-            known_group = self._groups.known_group(topic, group)
-            self._dead_letters.bury_expired(topic, known_group)
-        named = (
-            None if ids is None else self._dead_letters.of_ids(self._groups.known_topic(topic), known_group, set(ids))
-        )
-        with self._lock:
-            self._context.refuse_if_closed()
-            dead = (
-                [(run.first, run.end) for run in known_group.dead if run.reason != DAMAGED] if named is None else named
-            )
-            count = len(known_group.dead)
-            now_ms, rate = self._clock.now_ms(), per_second or self._options.redrive_per_second
-            known_group.note_time(now_ms)
-            for start in range(0, len(dead), self._options.redrive_batch_max):
-                part: list[tuple[int, int]] = [
-                    (first, end - first)
-                    for dead_range in dead[start : start + self._options.redrive_batch_max]
-                    for first, end in known_group.dead.among(*dead_range)
-                ]
-                if part:
-                    pace = (known_group.redrive_pace.second_ms, known_group.redrive_pace.used)
-                    self._writer.act(
-                        journal.Redriven(
-                            topic=topic, group=group, at_ms=now_ms, entries=part, per_second=rate, pace=pace
-                        )
-                    )  # fmt: skip
-            count -= len(known_group.dead)
-            end = self._context.actions.end
-        self._context.actions.commit(end)
-        self._wakeups.wake(topic, group)
-        return count
 
     def _declared(self, topic: str, group: str, config: GroupConfig, quota: ClientTopicQuota | None) -> int:
         """Declare a group; returns the end of the action log, to be committed."""
@@ -235,14 +193,19 @@ class GroupAdmin:
     def _figures(self, topic: str, group: str) -> dict[str, int]:
         index, known_group = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
         self._groups.skip_filtered(self._groups.known_topic(topic), known_group)
-        oldest = max(index.start, known_group.oldest_unsettled())
-        age_ms = self._clock.now_ms() - index.ready_at_ms(oldest) if oldest < index.end else 0
+        oldest = known_group.oldest_unsettled()
+        place = known_group.aside.place(oldest)
+        ready_at_ms = index.ready_at_ms(max(index.start, oldest)) if place is None else place.ready_at_ms
+        paced_ms = self._redrive_clock.paced_ms()
+        redriving = sum(end - first for first, end in known_group.redriving(now_ms=paced_ms))
+        age_ms = self._clock.now_ms() - ready_at_ms if oldest < index.end else 0
         return {
             "stored": index.end,
             "backlog": index.end - min(known_group.position, index.end) + known_group.waiting(),
             "in_flight": known_group.in_flight(),
             "dead": len(known_group.dead),
-            "redriving": known_group.redriving(now_ms=self._clock.now_ms()),
+            "redriving": redriving,
+            "redrive_left_ms": known_group.redrive_pace.second_ms - paced_ms if redriving else 0,
             "position": known_group.position,
             "oldest_unacked_age_ms": max(0, age_ms),
         }

@@ -17,10 +17,10 @@ class GroupRegistry:
     """Topics and groups by name. An unknown one is a KeyError unless it may be created."""
 
     def __init__(self, context: EngineContext, writer: LogWriter) -> None:
+        self._context = context
         self._clock = context.clock
         self._options = context.options
         self._state = context.state
-        self._messages = context.messages
         self._writer = writer
 
     def declare(self, topic: str, name: str, config: GroupConfig, quota: ClientTopicQuota | None = None) -> None:
@@ -49,7 +49,7 @@ class GroupRegistry:
 
     def durable_end(self, topic: Topic) -> int:
         """Returns the highest position for a group: a power failure may reassign the sequences beyond it."""
-        return topic.index.durable_end(self._messages.durable_end)
+        return topic.index.durable_end(self._context.messages.committed)
 
     def _settle_passed(self, topic: Topic, name: str, config: GroupConfig) -> None:
         """Record the position to which a group advanced by its filter, before it gets another one.
@@ -62,7 +62,7 @@ class GroupRegistry:
             return
         if group.accepts is not None:
             self.skip_filtered(topic, group)
-        self._messages.commit()  # no position may be ahead of the messages
+        self._context.messages.commit()  # no position may be ahead of the messages
         if group.accepts is None:
             return
         self._writer.act(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,13 +18,14 @@ from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.wakeups import Wakeups
+from outbox_broker.journal.stored_record import stored_marker, stored_record
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.schedule.delay_store import CancelResult, TimedMessage
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
-from outbox_broker.state.scheduled_message_encoding import encode_marker, encode_scheduled
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
+from outbox_core.journal.block import FRAMES_MAX, Framed, FrameKind, framed
 from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import (
     DELAY_TOO_LONG,
@@ -54,7 +55,6 @@ class Publisher:
         self._clock = context.clock
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self._reserve = context.reserve
         self._writer = writer
         self._wakeups = wakeups
@@ -71,8 +71,13 @@ class Publisher:
     def publish(self, batch: Sequence[Record], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch; returns one result per message, in order, once all that is stored is durable.
 
-        `quota`: how many topics its client may have. Raises BrokerCordoned.
+        `quota`: how many topics its client may have. Raises BrokerCordoned, and InvalidMessage if the batch is larger
+        than a block of the log.
         """
+        if len(batch) > FRAMES_MAX:
+            raise InvalidMessage(
+                f"a batch has at most {FRAMES_MAX:,} messages, not {len(batch):,}; publish it in several"
+            )
         is_timed = any(message.deliver_at_ms is not None for message in batch)
         if is_timed:
             self._context.schedule.make_room(self._clock.now_ms())
@@ -81,7 +86,7 @@ class Publisher:
             self._cordon.refuse()
             self._reserve.require()
             results, topics, schedule_place = self._append(batch, quota, is_timed=is_timed)
-            end = self._messages.end
+            end = self._context.messages.end
         self._commit(schedule_place, end)
         self._wakeups.wake_wanting(topics)
         if schedule_place is not None:
@@ -135,16 +140,16 @@ class Publisher:
     def _commit(self, schedule_place: Place | None, end: int) -> None:
         """Return once the schedule's log and the message log are durable up to here, synced concurrently."""
         beside: Future[None] | None = None
-        if schedule_place is not None and end > self._messages.durable_end:
+        if schedule_place is not None and end > self._context.messages.committed:
             with suppress(RuntimeError):  # it was closed meanwhile
-                beside = self._beside.submit(self._messages.commit, end)
+                beside = self._beside.submit(self._context.messages.commit, end)
         try:
             if schedule_place is not None:
                 self._context.schedule.commit(schedule_place)
         finally:
             if beside is not None:
                 beside.result()
-        self._messages.commit(end)
+        self._context.messages.commit(end)
 
     def _append(
         self, batch: Sequence[Record], quota: ClientTopicQuota | None, *, is_timed: bool
@@ -176,12 +181,7 @@ class Publisher:
                 sorting.results[index] = result
         plain, counts = arranged(sorting.plain)
         if plain:
-            sequences = self._sequences(counts)
-            records = [
-                record_of(message, now_ms=now_ms, sequence=sequence)
-                for message, sequence in zip(plain, sequences, strict=True)
-            ]
-            self._writer.write_messages(counts, records, ready_at_ms=now_ms)
+            self._writer.write_messages(counts, plain, ready_at_ms=now_ms)
             self._state.recent.add_all([message.topic for message in plain], [message.id for message in plain])
         self._count_published(sorting.results, batch)
         return sorting.results, counts, schedule_place
@@ -203,10 +203,14 @@ class Publisher:
             self._state.topic(topic)
         dead = self._context.schedule.canceled_among(stored)
         if stored:
-            markers = [encode_marker(message, now_ms=now_ms) for message in stored]
-            for at in dead:
-                markers[at] = dead_on_arrival(stored[at], now_ms=now_ms)
-            self._writer.append_messages([journal.frames(markers)])
+            arrived = [stored_record(stored[at], now_ms=now_ms) for at in dead]
+            without = frozenset(dead)
+            markers = [stored_marker(message, now_ms=now_ms) for at, message in enumerate(stored) if at not in without]
+            # Markers last: a block's kind is that of its first frame, and nobody recovers those of markers alone.
+            frames_of_all = Framed(FrameKind.CANCELED if arrived else FrameKind.SCHEDULED)
+            frames_of_all.extend(framed(FrameKind.CANCELED, range(len(arrived)), arrived))
+            frames_of_all.extend(framed(FrameKind.SCHEDULED, range(len(markers)), markers))
+            self._writer.append_messages(frames_of_all, at_ms=now_ms)
             for at in dead:
                 self._state.recent.add(stored[at].topic, stored[at].id)
         results = [PublishResult(message.id, status) for message, status in zip(batch, statuses, strict=True)]
@@ -242,25 +246,11 @@ class Publisher:
         self, counts: Mapping[str, int], batch: Sequence[Record], ids: Sequence[str], *, now_ms: int
     ) -> None:
         """Store a batch that needs no decision per message; `counts`: its topics, and the messages of each."""
+        self._writer.write_messages(counts, batch, ready_at_ms=now_ms)
         topics = list(chain.from_iterable(repeat(topic, count) for topic, count in counts.items()))
-        records = [
-            journal.MessageRecord(
-                sequence=sequence, id=message.id, topic=topic, key=message.key,
-                headers=message.headers if type(message.headers) is dict else dict(message.headers), body=message.body,
-                created_at_ms=message.created_at_ms or now_ms, stored_at_ms=now_ms,
-            )
-            for sequence, topic, message in zip(self._sequences(counts), topics, batch, strict=True)
-        ]  # fmt: skip
-        self._writer.write_messages(counts, records, ready_at_ms=now_ms)
         self._state.recent.add_new(topics, ids)
         for topic, count in counts.items():
             self._state.counters["published_stored", topic, ""] += count
-
-    def _sequences(self, counts: Mapping[str, int]) -> Iterator[int]:
-        """Yields the next sequences of these topics, in order, `counts` of each."""
-        for topic, count in counts.items():
-            end = self._state.end_of(topic)
-            yield from range(end, end + count)
 
     def _problem(
         self, message: Record, *, now_ms: int, topics_new: set[str], quota: ClientTopicQuota | None
@@ -304,7 +294,7 @@ class Publisher:
             self._writer.act(
                 journal.Canceled(
                     at_ms=self._clock.now_ms(), ids=[message_id for message_id, _ in gone],
-                    messages_end=self._messages.end, topics=[topic for _, topic in gone], scope=scope,
+                    messages_end=self._context.messages.end, topics=[topic for _, topic in gone], scope=scope,
                 )
             )  # fmt: skip
             end = self._context.actions.end
@@ -360,23 +350,7 @@ def arranged(batch: Sequence[Record]) -> tuple[Sequence[Record], dict[str, int]]
     return batch, counts
 
 
-def record_of(
-    message: Record, *, now_ms: int, sequence: int | None, copy: journal.Copy = journal.PUBLISHED
-) -> journal.MessageRecord:
-    """Returns the message log's record of a message."""
-    return journal.MessageRecord(
-        sequence=sequence, id=message.id, topic=message.topic, key=message.key, headers=dict(message.headers),
-        body=message.body, created_at_ms=message.created_at_ms or now_ms,
-        stored_at_ms=now_ms, deliver_at_ms=message.deliver_at_ms, copy=copy,
-    )  # fmt: skip
-
-
-def dead_on_arrival(message: Record, *, now_ms: int) -> bytes:
-    """Encode the record of a scheduled message that was canceled before it arrived."""
-    return journal.encode_record(record_of(message, now_ms=now_ms, sequence=None, copy=journal.DEAD_ON_ARRIVAL))
-
-
 def timed_of(message: Record, *, now_ms: int) -> TimedMessage:
     """Returns a message in the schedule's form; without a due time it is due now."""
     due_ms = now_ms if message.deliver_at_ms is None else message.deliver_at_ms
-    return TimedMessage(due_ms, message.id, message.topic, encode_scheduled(message, now_ms=now_ms))
+    return TimedMessage(due_ms, message.id, message.topic, stored_record(message, now_ms=now_ms))

@@ -15,15 +15,16 @@ from typing import Final, TypeVar, cast
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
 from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.footer_repair import FooterRepair
 from outbox_broker.engine.group_registry import GroupRegistry
-from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.redrive_clock import RedriveClock
 from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups, group_deleted
 from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.key_order_decision import decide_filing, may_deliver
 from outbox_broker.group.receipt import receipts_of
-from outbox_broker.log.message_reader import Found, message_of, read_runs
+from outbox_broker.journal.message_reader import Found, read_runs
 from outbox_broker.log.topic_index import PlaceRun, TopicIndex
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_broker.state.engine_state import Topic
@@ -31,7 +32,7 @@ from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.journal.order_records import Filed
 from outbox_core.messages.limits import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
-from outbox_core.messages.message import Delivery, check_group, check_topic
+from outbox_core.messages.message import Delivery, Record, check_group, check_topic
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -89,6 +90,7 @@ class PullChoice:
     share: PullShare
     begins: bool
     seek_generation: int
+    moves: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class PulledMessages:
     """A delivery with its records, one for each of its messages."""
 
     out: DeliveryRun
-    records: list[journal.MessageRecord]
+    records: list[Record]
 
     def receipts(self, topic: str, group: str) -> list[str]:
         """Returns the receipt of each message."""
@@ -111,21 +113,21 @@ class Puller:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        dead_letters: DeadLetterWriter, deleted: RecentGroupDeletions, index_repair: IndexRepair,
-        dispatcher: Dispatcher,
+        dead_letters: DeadLetterWriter, deleted: RecentGroupDeletions, footer_repair: FooterRepair,
+        dispatcher: Dispatcher, redrive_clock: RedriveClock,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
         self._options = context.options
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self._writer = writer
         self._wakeups = wakeups
+        self._redrive_clock = redrive_clock
         self._groups = groups
         self._dead_letters = dead_letters
         self._deleted = deleted
-        self._index_repair = index_repair
+        self._footer_repair = footer_repair
         self._dispatcher = dispatcher
 
     def take(
@@ -148,7 +150,7 @@ class Puller:
         with found_group.pulling:
             scanned = 0
             for _ in range(_PASSES_MAX):
-                choice = self._index_repair.looked_up(
+                choice = self._footer_repair.looked_up(
                     partial(self.choose, found_topic, found_group, count_max=max_messages, begins=begins)
                 )
                 if choice is None:
@@ -197,7 +199,7 @@ class Puller:
             if not found_group.pulling.acquire(blocking=False):
                 return None
             try:
-                now_ms = self._clock.now_ms()
+                now_ms = self._redrive_clock.now_ms()
                 if not _is_chosen_at_once(found_topic.index, found_group, now_ms=now_ms, count_max=max_messages):
                     return None
                 choice = self.choose(found_topic, found_group, count_max=max_messages, begins=begins, now_ms=now_ms)
@@ -301,7 +303,7 @@ class Puller:
                 or found_group.accepts is not None
             ):
                 return False
-            index, end = self._state.topic(topic).index, self._messages.durable_end
+            index, end = self._state.topic(topic).index, self._context.messages.committed
             return index.visible_end(found_group.position, count_max=1, durable_end=end) > found_group.position
 
     def choose(
@@ -315,12 +317,11 @@ class Puller:
         self._context.refuse_if_closed()
         if group.is_deleted:
             raise group_deleted(topic.index.name, group.name)
-        now_ms = self._clock.now_ms() if now_ms is None else now_ms
+        now_ms = self._redrive_clock.now_ms() if now_ms is None else now_ms
         group.pulled_at_ms = now_ms
         if group.paused:
             return None
         self._groups.skip_filtered(topic, group)
-        group.note_time(now_ms)
         for _ in range(_PASSES_MAX):
             again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max, isolates=not begins)
             if not deaths:
@@ -349,17 +350,20 @@ class Puller:
             filed, fresh_count = group.order.to_read(fresh_count, scan_max=self._options.filter_scan_max)
         elif group.accepts is not None and fresh_count:
             fresh_count = max(fresh_count, self._options.filter_scan_max)
-        end = index.visible_end(group.position, count_max=fresh_count, durable_end=self._messages.durable_end)
+        end = index.visible_end(group.position, count_max=fresh_count, durable_end=self._context.messages.committed)
         fresh = (group.position, max(end, group.position))
         if group.order is None and group.accepts is None:  # else what is deliverable is known when it is read
             again = _first_of(again, count_max - (fresh[1] - fresh[0]))
-        ranges = [*again, *filed, fresh] if end > group.position else [*again, *filed]
-        if not ranges:
+        retries = group.located(index, again)
+        located = [*retries, *group.located(index, filed)]
+        if end > group.position:
+            located.append((fresh, list(index.runs(*fresh))))
+        if not located:
             return None
         return PullChoice(
-            now_ms, ranges, len(again), [list(index.runs(first, end)) for first, end in ranges], fresh=fresh,
+            now_ms, [span for span, _ in located], len(retries), [runs for _, runs in located], fresh=fresh,
             count_max=_count(again) + fresh_max, share=replace(share, fresh_max=fresh_max), begins=begins,
-            seek_generation=group.seek_generation,
+            seek_generation=group.seek_generation, moves=group.moves,
         )  # fmt: skip
 
     def read(self, choice: PullChoice) -> list[Found]:
@@ -380,7 +384,7 @@ class Puller:
 
     def _is_at_hand(self, choice: PullChoice) -> bool:
         runs = [run for range_runs in choice.runs for run in range_runs]
-        oldest = self._messages.end - self._options.immediate_pull_lag_bytes_max
+        oldest = self._context.messages.end - self._options.immediate_pull_lag_bytes_max
         return sum(run.size_bytes for run in runs) <= AT_HAND_BYTES_MAX and all(run.offset >= oldest for run in runs)
 
     def _read_part(self, choice: PullChoice, part: slice, *, bytes_max: int) -> list[Found]:
@@ -389,7 +393,7 @@ class Puller:
         for (first, end), runs in zip(choice.wanted[part], choice.runs[part], strict=True):
             if bytes_left < 0:
                 break
-            records += read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_left)
+            records += read_runs(self._context.messages, runs, first=first, end=end, bytes_max=bytes_left)
             bytes_left -= sum(run.size_bytes for run in runs)
         return first_within(records, bytes_max=bytes_max)
 
@@ -402,6 +406,8 @@ class Puller:
             raise group_deleted(topic.index.name, group.name)
         if group.paused or choice.seek_generation != group.seek_generation:
             return []
+        if choice.moves != group.moves and any(record is None for _, record in records):
+            return []  # retention moved it, and dropped its segment, while it was read
         available = _still_there(group, choice, records)
         if group.order is not None:
             available = self._in_order(topic, group, group.order, choice, available)
@@ -433,7 +439,7 @@ class Puller:
 
     def _shared_fit(
         self, topic: Topic, group: Group, choice: PullChoice, records: Sequence[Found]
-    ) -> list[tuple[int, journal.MessageRecord]]:
+    ) -> list[tuple[int, Record]]:
         """Returns the records that are deliverable, of retries and fresh messages each its share."""
         if not choice.retry_ranges:
             fresh_max = min(choice.share.fresh_max, choice.share.count_max)
@@ -502,7 +508,7 @@ class Puller:
 
     def _fit(
         self, topic: Topic, group: Group, records: Sequence[Found], *, now_ms: int, count_max: int
-    ) -> list[tuple[int, journal.MessageRecord]]:
+    ) -> list[tuple[int, Record]]:
         """Returns the records up to the first that is not deliverable; undeliverable ones at the head are set aside.
 
         Messages that the filter rejects are skipped: at the head by advancing the position, after a record by that
@@ -514,8 +520,8 @@ class Puller:
             and len(records) <= count_max
             and all(record is not None and (record.deliver_at_ms or 0) <= now_ms for _, record in records)
         ):
-            return cast("list[tuple[int, journal.MessageRecord]]", records)
-        fit: list[tuple[int, journal.MessageRecord]] = []
+            return cast("list[tuple[int, Record]]", records)
+        fit: list[tuple[int, Record]] = []
         filtered = behind = 0
         for sequence, record in records:
             if record is not None and (record.deliver_at_ms or 0) <= now_ms:
@@ -536,9 +542,7 @@ class Puller:
         self._groups.count_filtered(topic.index.name, group.name, filtered)
         return fit
 
-    def _put_aside(
-        self, topic: str, group: Group, sequence: int, record: journal.MessageRecord | None, *, at_ms: int
-    ) -> None:
+    def _put_aside(self, topic: str, group: Group, sequence: int, record: Record | None, *, at_ms: int) -> None:
         """Make a damaged record a dead letter rather than block its group; defer one that is early, because the wall
         clock stepped back after it became due.
         """
@@ -575,13 +579,13 @@ def deliveries_of(topic: str, group: str, run: PulledMessages) -> list[Delivery]
     """Returns the deliveries of a run."""
     attempt, expired = run.out.attempt, run.out.expired
     return [
-        Delivery(receipt=receipt, attempt=attempt, message=message_of(record), expired=expired)
+        Delivery(receipt=receipt, attempt=attempt, message=record, expired=expired)
         for receipt, record in zip(run.receipts(topic, group), run.records, strict=True)
     ]
 
 
 def _is_chosen_at_once(index: TopicIndex, group: Group, *, now_ms: int, count_max: int) -> bool:
-    """Returns whether choosing reads no index file and creates no dead letters, which may fill a segment."""
+    """Returns whether choosing reads no footer and creates no dead letters, which may fill a segment."""
     if group.paused:
         return True
     again, deaths = group.visible_again(now_ms=now_ms, count_max=count_max)
@@ -603,7 +607,7 @@ def _first_of(ranges: Sequence[tuple[int, int]], count: int) -> list[tuple[int, 
     return kept
 
 
-def _is_wanted(group: Group, sequence: int, record: journal.MessageRecord) -> bool:
+def _is_wanted(group: Group, sequence: int, record: Record) -> bool:
     """Returns whether a message passes the group's filter; a message below the position passed an earlier one."""
     return group.accepts is None or sequence < group.position or group.accepts(record.headers)
 
@@ -643,12 +647,12 @@ def _still_there(group: Group, choice: PullChoice, records: Sequence[Found]) -> 
 
 
 def _runs_of(
-    records: Sequence[tuple[int, journal.MessageRecord]],
-) -> list[tuple[int, list[journal.MessageRecord]]]:
+    records: Sequence[tuple[int, Record]],
+) -> list[tuple[int, list[Record]]]:
     """Groups records with consecutive sequences: (first sequence, records)."""
     if records and [sequence for sequence, _ in records] == list(range(records[0][0], records[0][0] + len(records))):
         return [(records[0][0], [record for _, record in records])]
-    runs: list[tuple[int, list[journal.MessageRecord]]] = []
+    runs: list[tuple[int, list[Record]]] = []
     following = -1
     for sequence, record in records:
         if sequence == following:

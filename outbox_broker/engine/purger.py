@@ -7,7 +7,6 @@ disk with their segments, which no group holds back any more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from outbox_broker.engine.context import EngineContext
@@ -18,6 +17,7 @@ from outbox_broker.engine.publisher import Publisher
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_core.journal.deletion_records import PurgedTopic
 from outbox_core.messages.message import CancelStatus
+from outbox_core.protocol.wire import PurgeAnswer
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -30,21 +30,6 @@ ROUNDS_MAX: Final = 10
 """How many rounds of the dispatcher are waited for: it may find no room on the disk."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Purge:
-    """What was purged of the groups of a topic together, and what was kept."""
-
-    groups: int
-    waiting: int
-    """Messages that were not delivered, or waited for another attempt; one of two groups counts twice."""
-    in_flight: int
-    """Messages that consumers held: their receipts are stale."""
-    scheduled_canceled: int
-    scheduled_kept: int
-    dead_discarded: int
-    dead_kept: int
-
-
 class Purger:
     """Operators' purges. An unknown topic is a KeyError."""
 
@@ -55,14 +40,13 @@ class Purger:
         self._context = context
         self._clock = context.clock
         self._lock = context.lock
-        self._messages = context.messages
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
         self._publisher = publisher
         self._dead_letters = dead_letters
 
-    def purge_topic(self, topic: str, *, scheduled: bool = False, dead: bool = False, by: str = "") -> Purge:
+    def purge_topic(self, topic: str, *, scheduled: bool = False, dead: bool = False, by: str = "") -> PurgeAnswer:
         """Move each group of a topic behind all that is stored in it, durably on return. Idempotent.
 
         `scheduled`: cancel what is scheduled, too, page by page, before that: whatever falls due meanwhile is in the
@@ -73,7 +57,7 @@ class Purger:
             self._context.refuse_if_closed()
             self._groups.known_topic(topic)
         canceled = self._cancel_scheduled(topic) if scheduled else 0
-        self._messages.commit()  # no position may be ahead of the messages
+        self._context.messages.commit()  # no position may be ahead of the messages
         with self._lock:
             self._context.refuse_if_closed()
             known_topic = self._groups.known_topic(topic)
@@ -94,7 +78,7 @@ class Purger:
                 self._wakeups.wake_next(topic, group)
         self._context.actions.commit(actions_end)
         discarded = sum(self._discard(topic, group.name, by=by) for group in groups) if dead else 0
-        purge = Purge(
+        purge = PurgeAnswer(
             groups=len(groups), waiting=waiting, in_flight=in_flight, scheduled_canceled=canceled,
             scheduled_kept=self._context.schedule.count_undelivered(topic), dead_discarded=discarded,
             dead_kept=sum(len(group.dead) for group in groups),

@@ -1,31 +1,33 @@
 """Retention: decides which old segments may be dropped. Decisions are pure; drops are whole segments, by age or size.
 Messages that the reconciliation has not evaluated yet may be kept longer.
 
-A segment is held back by messages that a group still has to deliver, including dead letters, unless
-`retention_drops_unread` is set: then the group is moved past it, which is logged. To drop by age whether consumed or
-not, as QMQ does after 72 hours, is loss and must be chosen. Scheduled messages are not in the
-log, and hold nothing back; dispatched ones do until their dispatch is settled with the schedule.
+A segment is held back by messages that a group still has to deliver, including dead letters: those that it has not got
+yet hold it, others are moved out of it (SegmentCleaner). Unless `retention_drops_unread` is set: then the group is
+moved past it, which is logged. To drop by age whether consumed or not, as QMQ does after 72 hours, is loss and must be
+chosen. Scheduled messages are not in the log, and hold nothing back; dispatched ones do until their dispatch is settled
+with the schedule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.segment_cleaner import LogSpan, SegmentCleaner, is_held_by
 from outbox_broker.engine.wakeups import Wakeups
-from outbox_broker.log.segment_scan import Segment
 from outbox_broker.state.engine_state import BrokerState, Topic
 from outbox_core.journal import journal
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.retention_hold import EvidenceRetention, Purgeable
 
 logger: EventLogger = EventLogger(__name__)
+
 
 LogBegin = tuple[int, int]
 """The offset at which a segment begins, and when it was created, in epoch milliseconds."""
@@ -47,19 +49,19 @@ def outdated(begins: Sequence[LogBegin], *, end: int, now_ms: int, options: Engi
     return count
 
 
-def held_from(state: BrokerState, segments: Sequence[Segment], *, drops_unread: bool) -> int:
+def held_from(state: BrokerState, segments: Sequence[LogSpan], *, drops_unread: bool) -> int:
     """Returns the offset from which on the message log is needed, within these segments."""
     if drops_unread:
         return segments[-1].end
     for segment in segments:
         if any(_is_needed(topic, segment) for topic in state.topics.values()):
-            return segment.first_offset
+            return segment.first
     return segments[-1].end
 
 
-def _is_needed(topic: Topic, segment: Segment) -> bool:
-    end = topic.index.end_in(segment.first_offset)
-    return end is not None and any(group.oldest() < end for group in topic.groups.values())
+def _is_needed(topic: Topic, segment: LogSpan) -> bool:
+    end = topic.index.end_before(segment.end)
+    return any(is_held_by(group, segment, end=end) for group in topic.groups.values())
 
 
 class LogRetention:
@@ -67,20 +69,19 @@ class LogRetention:
 
     def __init__(
         self, context: EngineContext, writer: LogWriter, wakeups: Wakeups, groups: GroupRegistry,
-        dispatcher: Dispatcher,
+        dispatcher: Dispatcher, cleaner: SegmentCleaner,
     ) -> None:  # fmt: skip
         self._context = context
         self._clock = context.clock
         self._options = context.options
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self._reserve = context.reserve
-        self._index_files = context.index_files
         self._writer = writer
         self._wakeups = wakeups
         self._groups = groups
         self._dispatcher = dispatcher
+        self._cleaner = cleaner
         self._looked_at_ms = context.clock.monotonic_ms()
         file = context.options.judged_file
         self._retention = None if file is None else EvidenceRetention(file, clock=context.clock)
@@ -97,7 +98,12 @@ class LogRetention:
         with self._lock:
             self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
-            going = self._unneeded(self._outdated_messages(now_ms))
+            old = self._outdated_messages(now_ms)
+            going = self._unneeded(old)
+            cleanable = self._cleanable(old) if len(going) < len(old) else ()
+        self._cleaner.clean(cleanable)
+        with self._lock:
+            going = self._unneeded(old) if cleanable else going
             if going and self._options.retention_drops_unread:
                 self._move_groups_behind(going[-1])
         if going:
@@ -107,13 +113,22 @@ class LogRetention:
             self._context.refuse_if_closed()
             if going and self._options.retention_drops_unread:
                 self._move_groups_behind(going[-1])  # whichever was made, or moved back, meanwhile
-            dropped = self._drop_messages(self._unneeded(going))
-            self._drop_actions(now_ms)
+            going = self._unneeded(going)
+            for topic in self._state.topics.values() if going else ():
+                topic.index.drop(going[-1].first)
+        # Not under the lock: each segment that goes costs a sync of its folder.
+        dropped = self._context.messages.drop_before(going[-1].end) if going else ()
+        if dropped:
+            logger.info(
+                "segments_dropped", extra={"log": "messages", "segments": len(dropped), "first_offset": going[-1].end}
+            )
+        self._drop_actions(now_ms)
+        with self._lock:
             if self._state.deleted and not self._dispatcher.has_taken():
                 self._state.forget_deleted(
-                    messages_start=self._messages.segments[0].first_offset, actions_start=self._context.actions.start
+                    messages_start=self._context.messages.start, actions_start=self._context.actions.start
                 )
-            return dropped
+        return len(dropped)
 
     def _outdated(self, begins: Sequence[LogBegin], *, end: int, now_ms: int) -> int:
         """Returns how many of the oldest may go; if any, messages that are not evaluated yet are taken into account."""
@@ -124,12 +139,25 @@ class LogRetention:
         age_ms = self._retention.age_ms(Purgeable.BROKER, keep_ms=options.retention_ms)
         return outdated(begins, end=end, now_ms=now_ms, options=replace(options, retention_ms=age_ms))
 
-    def _outdated_messages(self, now_ms: int) -> Sequence[Segment]:
-        segments = self._messages.segments
-        begins = [(segment.first_offset, segment.created_at_ms) for segment in segments]
-        return segments[: self._outdated(begins, end=self._messages.end, now_ms=now_ms)]
+    def _outdated_messages(self, now_ms: int) -> Sequence[LogSpan]:
+        begins = [(segment.first, segment.created_at_ms) for segment in self._context.messages.segments]
+        count = self._outdated(begins, end=self._context.messages.end, now_ms=now_ms)
+        return [LogSpan(first, end) for (first, _), (end, _) in islice(pairwise(begins), count)]
 
-    def _unneeded(self, old: Sequence[Segment]) -> Sequence[Segment]:
+    def _cleanable(self, old: Sequence[LogSpan]) -> Sequence[LogSpan]:
+        """Returns the outdated segments that nothing but what a cleaner can move holds back: no messages that a group
+        has not got yet, and none whose dispatch is not settled.
+        """
+        if self._options.retention_drops_unread:
+            return ()
+        end = old[-1].end if self._context.dispatching_from is None else self._context.dispatching_from
+        for topic in self._state.topics.values():
+            for group in topic.groups.values():
+                segment = topic.index.segment_of(group.position)
+                end = end if segment is None else min(end, segment)
+        return [segment for segment in old if segment.end <= end]
+
+    def _unneeded(self, old: Sequence[LogSpan]) -> Sequence[LogSpan]:
         """Returns the outdated segments that may go. Between a checkpoint and the drop a group may have been moved
         back, so this is asked again.
         """
@@ -139,34 +167,35 @@ class LogRetention:
             for topic in self._state.topics.values():
                 for group in topic.groups.values() if topic.matcher else ():
                     self._groups.skip_filtered(topic, group)
+            if self._options.durability is Durability.OS and self._has_unsealed_copies():
+                # They are in the page cache alone, and what they are copies of may be on the disk for long.
+                self._context.messages.roll()
+                return ()
             end = held_from(self._state, old, drops_unread=self._options.retention_drops_unread)
             if self._context.dispatching_from is not None:
                 # A restart looks in the log for what the schedule has not settled, and would append it a second time.
                 end = min(end, self._context.dispatching_from)
             return [segment for segment in old if segment.end <= end]
 
-    def _drop_messages(self, going: Sequence[Segment]) -> int:
-        if not going:
-            return 0
-        for topic in self._state.topics.values():
-            topic.index.drop(going[-1].first_offset)
-        for segment in self._messages.drop_before(going[-1].end):
-            self._index_files.remove(segment.first_offset)
-        logger.info(
-            "segments_dropped", extra={"log": "messages", "segments": len(going), "first_offset": going[-1].end}
-        )
-        return len(going)
+    def _has_unsealed_copies(self) -> bool:
+        """Returns whether a message that is aside from its topic is in the newest segment. Under the lock."""
+        newest = self._context.messages.newest
+        groups = (group for topic in self._state.topics.values() for group in topic.groups.values())
+        return newest is not None and any(group.aside.behind(newest.first) for group in groups)
 
-    def _move_groups_behind(self, segment: Segment) -> None:
+    def _move_groups_behind(self, segment: LogSpan) -> None:
         for name, topic in self._state.topics.items():
-            end = topic.index.end_in(segment.first_offset)
+            end = topic.index.end_before(segment.end)
             for group in topic.groups.values():
-                if end is None or group.oldest() >= end:
+                if not is_held_by(group, segment, end=end):
                     continue
-                lost = group.unread_before(end)
+                lost = group.unsettled_before(end, offset=segment.end)
                 self._writer.act(
-                    journal.Dropped(topic=name, group=group.name, at_ms=self._clock.now_ms(), position=end)
-                )
+                    journal.Dropped(
+                        topic=name, group=group.name, at_ms=self._clock.now_ms(), position=end,
+                        offset=segment.end,
+                    )
+                )  # fmt: skip
                 self._state.counters["dropped_unread", name, group.name] += lost
                 logger.warning("unread_messages_dropped", extra={"topic": name, "group": group.name, "messages": lost})
                 self._wakeups.wake_next(name, group)

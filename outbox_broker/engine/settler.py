@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dead_letter_writer import DeadLetterWriter
@@ -20,6 +21,8 @@ from outbox_core.messages.limits import (
     REASON_CHARS_MAX,
 )
 from outbox_core.messages.message import AckStatus, ExtendStatus, NackStatus
+
+Status = TypeVar("Status", AckStatus, NackStatus, ExtendStatus)
 
 
 class Settler:
@@ -43,7 +46,7 @@ class Settler:
         statuses = [AckStatus.UNKNOWN] * len(receipts)
         with self._lock:
             self._context.refuse_if_closed()
-            for (topic, name), runs in _by_group(receipts).items():
+            for (topic, name), runs in self._by_group(receipts, statuses, stale=AckStatus.STALE).items():
                 group = self._state.group(topic, name)
                 if group is not None:
                     self._settle(topic, group, _decide_acks(group, runs, statuses))
@@ -68,7 +71,7 @@ class Settler:
         with self._lock:
             self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
-            for (topic, name), runs in _by_group(receipts).items():
+            for (topic, name), runs in self._by_group(receipts, statuses, stale=NackStatus.STALE).items():
                 group = self._state.group(topic, name)
                 if group is None:
                     continue
@@ -99,7 +102,7 @@ class Settler:
         with self._lock:
             self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
-            for (topic, name), runs in _by_group(receipts).items():
+            for (topic, name), runs in self._by_group(receipts, statuses, stale=ExtendStatus.STALE).items():
                 group = self._state.group(topic, name)
                 if group is None:
                     continue
@@ -120,13 +123,19 @@ class Settler:
                     )
         return statuses
 
-
-def _by_group(receipts: Sequence[str]) -> dict[tuple[str, str], list[ReceiptRun]]:
-    """Groups valid receipts into runs, by (topic, group)."""
-    runs_by_group: defaultdict[tuple[str, str], list[ReceiptRun]] = defaultdict(list)
-    for run in runs_of(receipts):
-        runs_by_group[run.topic, run.group].append(run)
-    return runs_by_group
+    def _by_group(
+        self, receipts: Sequence[str], statuses: list[Status], *, stale: Status
+    ) -> dict[tuple[str, str], list[ReceiptRun]]:
+        """Groups valid receipts into runs, by (topic, group). Those of before a restore are stale: the broker that was
+        backed up may have given the same ones in its later life, for other messages.
+        """
+        runs_by_group: defaultdict[tuple[str, str], list[ReceiptRun]] = defaultdict(list)
+        for run in runs_of(receipts):
+            if run.delivery < self._context.receipts_from:
+                statuses[run.index : run.index + run.count] = [stale] * run.count
+            else:
+                runs_by_group[run.topic, run.group].append(run)
+        return runs_by_group
 
 
 def _in_flight_runs(

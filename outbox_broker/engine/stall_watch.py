@@ -61,11 +61,11 @@ class StallWatch:
     """Looks at groups. An unknown topic or group is a KeyError."""
 
     def __init__(self, context: EngineContext, wakeups: Wakeups, groups: GroupRegistry) -> None:
+        self._context = context
         self._clock = context.clock
         self._options = context.options
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self._wakeups = wakeups
         self._groups = groups
         self._seen: dict[tuple[str, str], _Seen] = {}
@@ -166,7 +166,7 @@ class StallWatch:
 
     def _facts(self, topic: Topic, group: Group, *, now_ms: int) -> StallFacts:
         options, index = self._options, topic.index
-        fresh_end = index.visible_end(group.position, count_max=1, durable_end=self._messages.durable_end)
+        fresh_end = index.visible_end(group.position, count_max=1, durable_end=self._context.messages.committed)
         order, in_flight = group.order, group.unsettled.in_flight
         return StallFacts(
             waiting=index.end - min(group.position, index.end) + group.waiting(),

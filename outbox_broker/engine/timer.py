@@ -12,6 +12,7 @@ from typing import Final
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.redrive_clock import RedriveClock
 from outbox_broker.engine.wakeups import Wakeups
 from outbox_core.common.errors import OutboxError
 from outbox_core.runtime.event_logger import EventLogger
@@ -26,7 +27,8 @@ class EngineTimer:
     """The loops of both threads. Due times are wall-clock times; waits are monotonic and short."""
 
     def __init__(
-        self, context: EngineContext, wakeups: Wakeups, dispatcher: Dispatcher, *, keep_house: Callable[[], None],
+        self, context: EngineContext, wakeups: Wakeups, dispatcher: Dispatcher, redrive_clock: RedriveClock, *,
+        keep_house: Callable[[], None],
     ) -> None:  # fmt: skip
         """`keep_house`: a step of the housekeeping of the logs, which may take long."""
         self._context = context
@@ -35,6 +37,7 @@ class EngineTimer:
         self._state = context.state
         self._wakeups = wakeups
         self._dispatcher = dispatcher
+        self._redrive_clock = redrive_clock
         self._keep_house = keep_house
         self._kept = threading.Condition()
         self._is_to_keep = False
@@ -104,7 +107,7 @@ class EngineTimer:
 
     def _wake_visible(self) -> int:
         """Wake pulls of groups with visible messages; returns the time up to which messages were considered."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._redrive_clock.now_ms()
         for topic, name in list(self._wakeups.waiters):
             next_ms = self._visible_ms(topic, name)
             if next_ms is not None and next_ms <= now_ms:
@@ -116,7 +119,6 @@ class EngineTimer:
         group = self._state.group(topic, name)
         if group is None or group.paused:
             return None
-        group.note_time(self._clock.now_ms())
         return group.next_visible_ms()
 
     # -- the keeper --------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from typing import Final
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.footer_repair import FooterRepair
 from outbox_broker.engine.group_registry import GroupRegistry
-from outbox_broker.engine.index_repair import IndexRepair
 from outbox_broker.engine.puller import Puller, check_within, first_within
-from outbox_broker.log.message_reader import Found, message_of, read_runs
+from outbox_broker.journal.message_reader import Found, read_runs
 from outbox_broker.log.topic_index import PlaceRun
 from outbox_core.messages.broadcast_port import Start, TopicRead, check_start
 from outbox_core.messages.limits import PULL_MESSAGES_MAX, PULL_WAIT_MS_MAX
@@ -28,7 +28,7 @@ class TopicReader:
     """Reads without deliveries."""
 
     def __init__(
-        self, context: EngineContext, groups: GroupRegistry, index_repair: IndexRepair, dispatcher: Dispatcher,
+        self, context: EngineContext, groups: GroupRegistry, footer_repair: FooterRepair, dispatcher: Dispatcher,
         puller: Puller,
     ) -> None:  # fmt: skip
         self._context = context
@@ -36,9 +36,8 @@ class TopicReader:
         self._options = context.options
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self._groups = groups
-        self._index_repair = index_repair
+        self._footer_repair = footer_repair
         self._dispatcher = dispatcher
         self._puller = puller
 
@@ -66,7 +65,7 @@ class TopicReader:
         check_topic(topic)
         check_start(start)
         if start == "latest":
-            self._messages.commit()  # messages being synced were published before this read
+            self._context.messages.commit()  # messages being synced were published before this read
         with self._lock:
             known_topic = self._state.topics.get(topic)
             if known_topic is None:
@@ -76,12 +75,12 @@ class TopicReader:
     def read_on(self, topic: str, offset: int, *, max_messages: int, bytes_max: int | None = None) -> TopicRead:
         """Returns the durable messages from `offset` on; waits for no message. One message may exceed `bytes_max`."""
         check_topic(topic)
-        first, end, runs = self._index_repair.looked_up(partial(self._stretch, topic, offset, count_max=max_messages))
+        first, end, runs = self._footer_repair.looked_up(partial(self._stretch, topic, offset, count_max=max_messages))
         if not runs:
             return TopicRead(messages=[], offset=first, next_offset=end)
         bytes_max = min(bytes_max or self._options.pull_bytes_max, self._options.pull_bytes_max)
         records = first_within(
-            read_runs(self._messages, runs, first=first, end=end, bytes_max=bytes_max), bytes_max=bytes_max
+            read_runs(self._context.messages, runs, first=first, end=end, bytes_max=bytes_max), bytes_max=bytes_max
         )
         return self._read_of(topic, records, offset=first)
 
@@ -96,21 +95,26 @@ class TopicReader:
         if known_topic is None or offset > end:
             return offset, min(offset, end), []
         first = max(offset, known_topic.index.start)
-        end = known_topic.index.visible_end(first, count_max=count_max, durable_end=self._messages.durable_end)
+        end = known_topic.index.visible_end(first, count_max=count_max, durable_end=self._context.messages.committed)
         return first, end, list(known_topic.index.runs(first, end))
 
     def _read_of(self, topic: str, records: Sequence[Found], *, offset: int) -> TopicRead:
         """Returns the messages up to the first that is early, because the wall clock stepped back since it was due."""
         now_ms = self._clock.now_ms()
+        with self._lock:
+            known_topic = self._state.topics.get(topic)
+            start = self._state.end_of(topic) if known_topic is None else known_topic.index.start
         messages: list[Record] = []
         next_offset = offset
         for sequence, record in records:
-            if record is None:
+            if record is None and sequence < start:
+                pass  # it was dropped, or its topic deleted, while it was read
+            elif record is None:
                 logger.error("record_skipped", extra={"topic": topic, "sequence": sequence, "cause": "damaged"})
             elif (record.deliver_at_ms or 0) > now_ms:
                 break
             else:
-                messages.append(message_of(record))
+                messages.append(record)
             next_offset = sequence + 1
         with self._lock:
             self._state.counters["broadcast", topic, ""] += len(messages)

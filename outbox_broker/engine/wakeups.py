@@ -21,9 +21,9 @@ class Wakeups:
     """Callbacks of waiters, by topic and group. They are called with or without the lock, and must not block."""
 
     def __init__(self, context: EngineContext) -> None:
+        self._context = context
         self._lock = context.lock
         self._state = context.state
-        self._messages = context.messages
         self.changed = threading.Condition(context.lock)
         """Notified when the timer may have to wake earlier than planned."""
         self.waiters: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
@@ -100,7 +100,9 @@ class Wakeups:
         known_topic = self._state.topics.get(topic)
         if known_topic is None or known_topic.matcher is None:
             return groups
-        return known_topic.matcher.to_wake(groups, durable_end=self._messages.durable_end, end=known_topic.index.end)
+        return known_topic.matcher.to_wake(
+            groups, durable_end=self._context.messages.committed, end=known_topic.index.end
+        )
 
     def wake_all(self) -> None:
         """Wake everybody, including the timer: the engine is closed."""

@@ -9,10 +9,11 @@ that a power failure erased shares its number with no later one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from heapq import merge
 from typing import Final
 
 from outbox_broker.filter import Predicate
@@ -20,12 +21,18 @@ from outbox_broker.group.dead_letters import DeadLetters, DeadRun, MemoryUse
 from outbox_broker.group.failure_reasons import ReasonBudget, Reasons
 from outbox_broker.group.in_flight import InFlightCount, InFlightRun, UnsettledRuns
 from outbox_broker.group.key_order import KeyOrder
+from outbox_broker.group.messages_aside import MessagesAside, OwnPlace
+from outbox_broker.log.topic_index import PlaceRun, TopicIndex
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.messages.failure_history import EXPIRED, REFUSED, failed, with_count, without_count
 from outbox_core.messages.message import AckStatus, GroupConfig
 
 EPOCH_SHIFT: Final = 32
+EDITS_REMEMBERED_MAX: Final = 10_000
+"""Ids of the newest edited messages that a group remembers, so that a repeat of an edit is known."""
+MovedEntry = tuple[int, int, int, int]
+"""A message that retention moved: its sequence, then the fields of its OwnPlace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +105,19 @@ class Group:
         self.reasons = Reasons(reason_budget)  # of unsettled messages: dead letters have their own
         self.unsettled = UnsettledRuns(total, self.reasons)
         self.dead = DeadLetters(dead_letter_memory)
+        self.redriven = DeadLetters(dead_letter_memory)
+        """How those died that were redriven and not delivered since: by it a stopped redrive leaves them as before."""
+        self.aside = MessagesAside(dead_letter_memory)
+        """Messages that have a place of their own, until they are settled."""
+        self.moved_to = 0
+        """Whatever the group may still deliver from below this sequence has a place of its own."""
+        self.moves = 0
+        """A count of such moves: whoever read without the lock sees whether there were any between."""
+        self.edited_ids: dict[str, None] = {}
+        """Ids of the newest edited messages, oldest first."""
         self.redrive_pace = RateLimit()
-        self.latest_ms = 0
-        """The time that note_time() last got."""
+        self.redrive_stops = 0
+        """A count of stopped redrives since the start: one that is under way sees that it is to end."""
         self.deliveries = 0
         """A count of deliveries: whoever looks twice sees whether there were any between."""
         self.pulled_at_ms = 0
@@ -154,7 +171,7 @@ class Group:
         """Returns how many messages in runs of visible_again() are not in flight, and how many were redriven."""
         run_counts = [(run, end - first) for first, end in runs if (run := self.unsettled.find(first)) is not None]
         back = sum(count for run, count in run_counts if not run.in_flight)
-        return back, sum(count for run, count in run_counts if run.is_redriven)
+        return back, sum(count for run, count in run_counts if run.redriven)
 
     def is_suspected(self, sequence: int) -> bool:
         """Returns whether a message was delivered with others to a consumer that let their invisible time run out."""
@@ -219,7 +236,8 @@ class Group:
         for run in self._take_with_fresh(first, first + count):
             self.unsettled.add(
                 replace(
-                    run, delivery=delivery, attempts_used=attempt - 1, in_flight=True, visible_at_ms=visible_at_ms,
+                    run, delivery=delivery, attempts_used=attempt - 1, in_flight=True, redriven=False,
+                    visible_at_ms=visible_at_ms,
                     history=(
                         failed(run.history, self.reasons.number_of(EXPIRED))
                         if run.in_flight and run.expiry_counts
@@ -249,8 +267,31 @@ class Group:
         return self.unsettled.next_visible_ms()
 
     def oldest(self) -> int:
-        """Returns the first sequence that the group may still deliver, including dead letters."""
-        return min(self.oldest_unsettled(), self.position if self.dead.oldest is None else self.dead.oldest)
+        """Returns the first sequence that the group may still deliver from where its topic has it, including dead
+        letters.
+        """
+        oldest = min(self.oldest_unsettled(), self.position if self.dead.oldest is None else self.dead.oldest)
+        if oldest >= self.moved_to:
+            return oldest
+        first = next(self.open_ranges(self.moved_to, self.position), None)
+        return self.position if first is None else first[0]
+
+    def may_deliver(self, sequence: int) -> bool:
+        """Returns whether the group may still deliver a message below its position, including dead letters."""
+        return sequence in self.dead or (sequence < self.position and self.is_open(sequence, sequence + 1))
+
+    def open_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yields what the group may still deliver of these sequences below its position, including dead letters: ranges
+        (first, end) in order, some of which may touch.
+        """
+        dead = ((run.first, run.end) for run in self.dead.among(start, end))
+        filed = () if self.order is None else self.order.open_ranges(start, end)
+        return merge(self.unsettled.ranges(start, end), dead, filed)
+
+    def open_in_topic(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yields those of open_ranges() that are not aside from their topic."""
+        for open_range in self.open_ranges(max(start, self.moved_to), end):
+            yield from ((first, stop) for first, stop, place in self.aside.parts(*open_range) if place is None)
 
     def oldest_unsettled(self) -> int:
         """Returns the first sequence that is not settled or not consumed yet."""
@@ -261,6 +302,18 @@ class Group:
         """Returns how many messages below the position wait for delivery, the first or a later one."""
         filed = 0 if self.order is None else len(self.order)
         return filed + len(self.unsettled) - self.unsettled.in_flight
+
+    def located(
+        self, index: TopicIndex, ranges: Iterable[tuple[int, int]]
+    ) -> list[tuple[tuple[int, int], list[PlaceRun]]]:
+        """Returns ranges (first, end), and where the group's messages of each are in the message log; each message
+        aside from its topic is a range of its own.
+        """
+        return [
+            ((first, end), list(index.runs(first, end)) if place is None else [PlaceRun(first, end, *place)])
+            for wanted in ranges
+            for first, end, place in self.aside.parts(*wanted)
+        ]
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
@@ -279,6 +332,10 @@ class Group:
 
     def ack(self, first: int, count: int = 1) -> None:
         """Settle these messages for this group, including messages that were never delivered (filtered out)."""
+        if self.redriven:
+            self.redriven.take([(first, first + count)])
+        if self.aside:
+            self.aside.forget(self.aside.within(first, first + count))
         self.unsettled.settle(first, first + count)
         self.position = max(self.position, first + count)
         if self.order is not None:
@@ -326,7 +383,7 @@ class Group:
             counts = decision.attempts_used > run.attempts_used
             self.unsettled.add(
                 replace(
-                    run, in_flight=False, attempts_used=decision.attempts_used, reason=reason_number,
+                    run, in_flight=False, redriven=False, attempts_used=decision.attempts_used, reason=reason_number,
                     visible_at_ms=decision.visible_at_ms,
                     history=failed(run.history, last) if counts else run.history,
                 )
@@ -361,6 +418,7 @@ class Group:
         Returns how many messages were redriven. Key order does not apply to them: their successors went long ago. All
         get their visible times at once: no task is left to resume, and a restart replays the same times.
         """
+        self.redriven.add_all([run for first, end in ranges for run in self.dead.among(first, end)])
         redriven = self.dead.take(ranges)
         if redriven:
             self.generation += 1
@@ -369,53 +427,132 @@ class Group:
             while sequence < end:
                 ready_ms, count = self.redrive_pace.next_ms(now_ms, per_second=per_second, count_max=end - sequence)
                 self.unsettled.add(
-                    InFlightRun(sequence, sequence + count, ready_ms, 0, 0, self.generation, in_flight=False)
+                    InFlightRun(
+                        sequence, sequence + count, ready_ms, 0, 0, self.generation, in_flight=False, redriven=True
+                    )
                 )
                 sequence += count
         return sum(end - first for first, end in redriven)
 
-    def note_time(self, now_ms: int) -> None:
-        """Moves a redrive back with a clock that stepped back: its times say how long to wait, by any clock.
+    def edit(self, entries: Sequence[tuple[int, int, int, str]], *, now_ms: int) -> None:
+        """Replace dead letters by edited messages, ready at once; entries are (sequence, offset, bytes, id), in
+        order."""
+        dead = [entry for entry in entries if entry[0] in self.dead]
+        self.redrive([(sequence, sequence + 1) for sequence, _, _, _ in dead], now_ms=now_ms)
+        self.aside.put({sequence: OwnPlace(offset, size_bytes, now_ms) for sequence, offset, size_bytes, _ in dead})
+        self.remember_edited(message_id for _, _, _, message_id in dead)
+
+    def remember_edited(self, message_ids: Iterable[str]) -> None:
+        """Add ids of edited messages, oldest first."""
+        self.edited_ids.update(dict.fromkeys(message_ids))
+        while len(self.edited_ids) > EDITS_REMEMBERED_MAX:
+            del self.edited_ids[next(iter(self.edited_ids))]
+
+    def move_aside(self, entries: Iterable[MovedEntry], *, moved_to: int) -> None:
+        """Note where retention moved messages that the group may still deliver; below `moved_to` all should have such
+        places now. Where one has not, since an action was lost, or a position that no action has, it stays as it was.
+        """
+        self.aside.put({sequence: OwnPlace(*fields) for sequence, *fields in entries if self.may_deliver(sequence)})
+        moved_to = min(moved_to, self.position)
+        if next(self.open_in_topic(self.moved_to, moved_to), None) is None:
+            self.moved_to = max(self.moved_to, moved_to)
+        self.moves += 1
+
+    def discard(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Let dead letters in ordered ranges (first, end) go."""
+        self.dead.take(ranges)
+        for first, end in ranges:
+            self.aside.forget(self.aside.within(first, end))
+
+    def move_redriven(self, by_ms: int) -> None:
+        """Move redriven messages with a clock that stepped by `by_ms`: their times say how long to wait, by any clock.
 
         Retries and invisible times stay as they were told to consumers.
         """
-        back_ms, self.latest_ms = self.latest_ms - now_ms, now_ms
-        if back_ms <= 0:
-            return
-        if self.redrive_pace.second_ms > now_ms:
-            self.redrive_pace.second_ms -= back_ms
-        self.unsettled.bring_redriven_forward(back_ms, now_ms=now_ms)
+        self.redrive_pace.second_ms += by_ms
+        self.unsettled.move_redriven(by_ms)
 
-    def redriving(self, *, now_ms: int) -> int:
-        """Returns how many redriven messages are not visible yet."""
+    def redriving(self, *, now_ms: int) -> list[tuple[int, int]]:
+        """Returns the redriven messages that are not visible yet, as ranges (first, end)."""
+        ranges: list[tuple[int, int]] = []
         if self.redrive_pace.second_ms <= now_ms:
-            return 0
-        return sum(run.count for run in self.unsettled if run.is_redriven and run.visible_at_ms > now_ms)
+            return ranges
+        for run in self.unsettled:
+            if run.redriven and run.visible_at_ms > now_ms:
+                if ranges and ranges[-1][1] == run.first:
+                    ranges[-1] = (ranges[-1][0], run.end)
+                else:
+                    ranges.append((run.first, run.end))
+        return ranges
 
-    def seek(self, position: int, *, generation: int) -> None:
-        """Continue from `position`: deliveries are dropped, later messages are fresh, and old receipts stale."""
+    def stop_redrive(self, ranges: Sequence[tuple[int, int]], *, now_ms: int) -> None:
+        """Make redriven messages in ordered ranges (first, end) the dead letters again that they were."""
+        runs = [run for first, end in ranges for run in self.redriven.among(first, end)]
+        stopped = [(run.first, run.end) for run in runs]
+        self.redriven.take(stopped)
+        self.unsettled.drop(stopped)
+        self.dead.add_all(runs)
+        self.redrive_pace.withdraw(now_ms)
+
+    def forget_aside_behind(self, offset: int) -> None:
+        """Forget copies that a power failure took, where nothing was synced: what they are copies of is there still."""
+        gone = self.aside.behind(offset)
+        self.aside.forget(gone)
+        self.moved_to = min([self.moved_to, *gone])
+
+    def seek(self, position: int, *, generation: int, moved_from: int | None = None) -> None:
+        """Continue from `position`: deliveries are dropped, later messages are fresh, and old receipts stale.
+
+        `moved_from`: what retention moved, from this sequence on, is delivered again as well. Key order does not apply
+        to that, since the order of before is dropped.
+        """
+        least = position if moved_from is None else moved_from
+        moved = [sequence for sequence in self.aside.within(least, position) if sequence not in self.dead]
         self.generation = self.seek_generation = generation
         self.position = position
+        self.moved_to = min(self.moved_to, position)
         self.unsettled.clear()
+        for sequence in moved:
+            self.unsettled.add(InFlightRun(sequence, sequence + 1, 0, 0, 0, generation, in_flight=False))
+        self.redriven.take_from(0)
         if self.order is not None:
             self.order.clear()
         self.dead.take_from(position)
+        # What is delivered once more from there on is what was published.
+        kept = frozenset(moved)
+        self.aside.forget(
+            [sequence for sequence in self.aside.sequences if sequence not in self.dead and sequence not in kept]
+        )
 
-    def unread_before(self, position: int) -> int:
-        """Returns how many messages below a sequence the group has not settled, including dead letters."""
-        filed = 0 if self.order is None else self.order.count_before(position)
-        unsettled = sum(min(run.end, position) - run.first for run in self.unsettled.between(0, position))
-        return max(0, position - self.position) + filed + unsettled + self.dead.count_before(position)
-
-    def drop_before(self, position: int) -> int:
-        """Drop everything below a sequence, which retention removed; returns how many messages were not settled."""
-        lost = self.unread_before(position)
-        self.unsettled.settle(0, position)
-        if self.order is not None:
-            self.order.drop_before(position)
-        self.dead.take_before(position)
+    def drop_before(self, position: int, *, offset: int) -> int:
+        """Drop what the topic has below a sequence, and what is aside from it before an offset of the log, which
+        retention removed; returns how many messages were not settled.
+        """
+        dropped, gone = self._unsettled_before(position, offset=offset)
+        lost = max(0, position - self.position) + sum(end - first for first, end in dropped)
+        self.unsettled.drop(dropped)
+        self.reasons.forget_unused()
+        self.dead.take(dropped)
+        self.redriven.take(dropped)
+        if self.order is not None and dropped:
+            for first, end in gone:
+                self.order.end(first, end)
+            self.order.drop_before(position, kept=self.aside.sequences)
+        self.aside.forget([first for first, _ in gone])
         self.position = max(self.position, position)
         return lost
+
+    def unsettled_before(self, position: int, *, offset: int) -> int:
+        """Returns how many messages drop_before() would drop that are not settled."""
+        dropped, _ = self._unsettled_before(position, offset=offset)
+        return max(0, position - self.position) + sum(end - first for first, end in dropped)
+
+    def _unsettled_before(self, position: int, *, offset: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Returns what is not settled below a sequence, or is aside before an offset, and of it the latter, as ordered
+        ranges (first, end).
+        """
+        gone = sorted((sequence, sequence + 1) for sequence, _ in self.aside.before(offset))
+        return sorted([*self.open_in_topic(0, position), *gone]), gone
 
     def in_flight(self) -> int:
         """Returns how many messages are in flight."""
@@ -430,12 +567,16 @@ class Group:
         self.is_deleted = True
         self.unsettled.clear()
         self.dead.take_from(0)
+        self.redriven.take_from(0)
+        self.aside.forget(list(self.aside.sequences))
         if self.order is not None:
             self.order.clear()
 
     def _take_with_fresh(self, first: int, end: int) -> list[InFlightRun]:
         """Take out the runs of these sequences; gaps are filled with new runs of fresh messages."""
         taken = self.unsettled.take(first, end)
+        if self.redriven:
+            self.redriven.take([(first, end)])
         self.position = max(self.position, end)
         if len(taken) == 1 and taken[0].count == end - first:
             return taken

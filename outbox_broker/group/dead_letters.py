@@ -11,7 +11,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import merge
 from itertools import takewhile
 from sys import getsizeof
 from typing import Final
@@ -97,9 +98,10 @@ class DeadLetters:
             yield self._run(index, max(start, self._firsts[index]), self._ends[index])
             index += 1
 
-    def among(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Returns which of these sequences are dead, as ranges (first, end)."""
-        return [(run.first, min(run.end, end)) for run in takewhile(lambda run: run.first < end, self.runs(first))]
+    def among(self, first: int, end: int) -> Iterator[DeadRun]:
+        """Yields the runs of these sequences, cut to them."""
+        for run in takewhile(lambda run: run.first < end, self.runs(first)):
+            yield run if run.end <= end else replace(run, end=end)
 
     def count_before(self, end: int) -> int:
         """Returns the number of sequences below this one."""
@@ -152,6 +154,28 @@ class DeadLetters:
         self._times.insert(index, run.dead_at_ms)
         self._detail_numbers.insert(index, self._number_of(details))
         self._memory.size_bytes += RUN_BYTES
+
+    def add_all(self, runs: Sequence[DeadRun]) -> None:
+        """Add ordered runs to free ranges, in one pass; runs that touch and have equal attributes become one."""
+        if not runs:
+            return
+        low = max(0, bisect_left(self._firsts, runs[0].first) - 1)
+        high = bisect_left(self._firsts, runs[-1].first) + 1
+        columns = (self._firsts, self._ends, self._times, self._detail_numbers)
+        added = [
+            (run.first, run.end, run.dead_at_ms, self._number_of((run.attempts, run.reason, run.history)))
+            for run in runs
+        ]
+        rows: list[tuple[int, int, int, int]] = []
+        for row in merge(zip(*(column[low:high] for column in columns), strict=True), added):
+            if rows and rows[-1][1:] == (row[0], *row[2:]):
+                rows[-1] = (rows[-1][0], *row[1:])
+            else:
+                rows.append(row)
+        self._replace(low, min(high, len(self._firsts)), rows)
+        for _, _, _, details_number in added:
+            self._release(details_number)  # _replace() has counted the uses of the rows
+        self._count += sum(run.end - run.first for run in runs)
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Remove the dead letters in these ordered ranges (first, end); returns the ranges that were removed."""

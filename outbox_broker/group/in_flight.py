@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -42,6 +42,8 @@ class InFlightRun:
     expiry_counts: bool = True
     """Whether an invisible time that runs out is an attempt of these messages: they were delivered alone, or their
     consumer said that it begins them. Else the consumer may have died of another message."""
+    redriven: bool = False
+    """Whether these messages were redriven, and not delivered or put off since: they wait for the redrive's pace."""
 
     @property
     def count(self) -> int:
@@ -57,11 +59,6 @@ class InFlightRun:
     def is_suspected(self) -> bool:
         """Returns whether one of several messages delivered together may have ended their consumer."""
         return self.in_flight and not self.expiry_counts and self.together > 1
-
-    @property
-    def is_redriven(self) -> bool:
-        """Returns whether these messages were redriven and not delivered since."""
-        return self.generation > 0 and self.delivery == 0 and not self.in_flight
 
 
 @dataclass(slots=True)
@@ -98,6 +95,11 @@ class UnsettledRuns:
         return self._in_flight
 
     @property
+    def redriven(self) -> int:
+        """Returns how many messages were redriven and not delivered since."""
+        return self._redriven
+
+    @property
     def delivered(self) -> int:
         """Returns how many messages are in flight or wait for redelivery, without those redriven and not delivered
         since.
@@ -132,6 +134,15 @@ class UnsettledRuns:
         high = bisect_left(self._firsts, end)
         return [run for run_first in self._firsts[low:high] if (run := self._runs[run_first]).end > first]
 
+    def ranges(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yields the unsettled ones of these sequences as ranges (first, end), in order, some of which may touch."""
+        for index in range(max(0, bisect_right(self._firsts, first) - 1), len(self._firsts)):
+            run = self._runs[self._firsts[index]]
+            if run.first >= end:
+                return
+            if run.end > first:
+                yield max(run.first, first), min(run.end, end)
+
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def add(self, run: InFlightRun) -> None:
@@ -163,14 +174,28 @@ class UnsettledRuns:
             taken.append(run if run.count == high - low else replace(run, first=low, end=high))
         return taken
 
-    def bring_redriven_forward(self, ms: int, *, now_ms: int) -> None:
-        """Make redriven messages that are not visible yet visible `ms` milliseconds earlier."""
+    def move_redriven(self, ms: int) -> None:
+        """Make redriven messages visible `ms` milliseconds later, or earlier if it is negative."""
         if not self._redriven:
             return
         for run in self._runs.values():
-            if run.is_redriven and run.visible_at_ms > now_ms:
-                run.visible_at_ms -= ms
+            if run.redriven:
+                run.visible_at_ms += ms
                 self._put_in_order(run)
+
+    def drop(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Drop ordered ranges (first, end) in one pass: take() closes a gap in the list of all runs for each."""
+        parts = [
+            (max(first, run.first), min(end, run.end), run) for first, end in ranges for run in self.between(first, end)
+        ]
+        for first, end, run in parts:
+            if (first, end) == (run.first, run.end):
+                del self._runs[run.first]
+                self._count_run(run, -run.count, runs=-1)
+        self._firsts = [first for first in self._firsts if first in self._runs]
+        for first, end, run in parts:
+            if (first, end) != (run.first, run.end):
+                self.take(first, end)
 
     def settle(self, first: int, end: int) -> None:
         """Drop these sequences, permanently."""
@@ -233,5 +258,5 @@ class UnsettledRuns:
         if run.in_flight:
             self._in_flight += more
             self._total.count += more
-        elif run.is_redriven:
+        elif run.redriven:
             self._redriven += more

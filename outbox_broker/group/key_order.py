@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -88,6 +88,13 @@ class KeyOrder:
     def is_open(self, first: int, end: int) -> bool:
         """Returns whether all of these are filed and not delivered."""
         return all(sequence in self._open for sequence in range(first, end))
+
+    def open_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yields those of these sequences that are filed and not delivered as ranges (first, end), in order."""
+        for first, stop in self._open.ranges(start):
+            if first >= end:
+                return
+            yield first, min(stop, end)
 
     def is_ready(self, sequence: int) -> bool:
         """Returns whether a message may be delivered for the first time."""
@@ -197,15 +204,20 @@ class KeyOrder:
             if key is not None:
                 self._advance(key)
 
-    def drop_before(self, position: int) -> None:
-        """Drop everything below a sequence."""
+    def drop_before(self, position: int, *, kept: Collection[int] = ()) -> None:
+        """Drop everything below a sequence, but for what is `kept`."""
+        kept_open = [sequence for sequence in kept if sequence in self._open]
         self._open.discard_before(position)
+        for sequence in kept_open:
+            self._open.add(sequence)
         for queue in self._queues.values():
-            while queue.waiting and queue.waiting[0] < position:
-                queue.waiting.pop(0)
-        self._ready = {sequence for sequence in self._ready if sequence >= position}
-        for sequence in [sequence for sequence in self._heads if sequence < position]:
-            self._advance(self._heads.pop(sequence))
+            if queue.waiting and queue.waiting[0] < position:
+                queue.waiting = array(
+                    "Q", [waiting for waiting in queue.waiting if waiting >= position or waiting in kept]
+                )
+        self._ready = {sequence for sequence in self._ready if sequence >= position or sequence in kept}
+        for head in [head for head in self._heads if head < position and head not in kept]:
+            self._advance(self._heads.pop(head))
 
     def clear(self) -> None:
         """Drop everything."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.key_order import NOT_FILED, UNKEYED, KeyOrder, key_hash
-from outbox_core.journal.journal import MessageRecord
+from outbox_core.messages.message import Record
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class OrderFiling:
 
 
 def decide_filing(
-    group: Group, order: KeyOrder, records: Mapping[int, MessageRecord | None], *, count_max: int
+    group: Group, order: KeyOrder, records: Mapping[int, Record | None], *, count_max: int
 ) -> OrderFiling:
     """File messages of backlogs that were reached, then fresh ones, until `count_max` are ready. Changes nothing."""
     filing = OrderFiling(group.position)
@@ -61,7 +61,7 @@ def _is_in_backlog(group: Group, order: KeyOrder, sequence: int) -> bool:
     return sequence < group.position and not may_deliver(group, order, sequence)
 
 
-def _file_backlog(filing: OrderFiling, order: KeyOrder, records: Iterable[tuple[int, MessageRecord | None]]) -> None:
+def _file_backlog(filing: OrderFiling, order: KeyOrder, records: Iterable[tuple[int, Record | None]]) -> None:
     taken: Counter[int] = Counter()
     for sequence, record in records:
         filing.backlog_scan_end = sequence + 1
@@ -80,7 +80,7 @@ def _file_fresh(
     filing: OrderFiling,
     group: Group,
     order: KeyOrder,
-    records: Iterable[tuple[int, MessageRecord | None]],
+    records: Iterable[tuple[int, Record | None]],
     *,
     count_max: int,
 ) -> None:

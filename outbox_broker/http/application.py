@@ -195,8 +195,8 @@ class Application:
         gate.check()
         return AdmittedRequest(
             target=route, head=head, lease=services.budget.lease(), gate=gate, principal=principal,
-            body_bytes_max=body_bytes_max, topic=topic, group=group, item=unquote(names.get("id", "")),
-            body_codec=body_codec, answer_codec=answer_codec,
+            body_bytes_max=body_bytes_max, topic=topic, group=group,
+            item=unquote(names.get("id") or names.get("name", "")), body_codec=body_codec, answer_codec=answer_codec,
         )  # fmt: skip
 
     def _call(self, admitted: AdmittedRequest, body: bytes | bytearray) -> Call:

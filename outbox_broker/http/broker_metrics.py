@@ -41,6 +41,11 @@ _BY_TOPIC: Final = {
         "broker_delay_deferred_messages",
         "Scheduled messages that a delay service's target did not take for now; each try counts.",
     ),
+    "recurring_fired": ("broker_recurring_fired", "Occurrences of recurring messages that were published."),
+    "recurring_missed": (
+        "broker_recurring_missed",
+        "Occurrences of recurring messages that were passed over for newer ones, after a pause or while it was down.",
+    ),
     "quarantined": ("broker_messages_quarantined", "Damaged messages that became dead letters, once for each group."),
     "broadcast": ("broker_messages_broadcast", "Messages read by readers without a group."),
 }
@@ -49,6 +54,7 @@ _BY_GROUP: Final = {
     "redelivered": ("broker_messages_redelivered", "Deliveries that were not a message's first to its group."),
     "acknowledged": ("broker_messages_acknowledged", "Deliveries acknowledged."),
     "discarded": ("broker_messages_discarded", "Dead letters that operators discarded."),
+    "edited": ("broker_messages_edited", "Dead letters that operators edited."),
     "filtered": ("broker_messages_filtered", "Messages that a group passed because its filter does not take them."),
 }
 _REASONS: Final = {
@@ -58,7 +64,10 @@ _REASONS: Final = {
 _FIGURES: Final = {
     "backlog": ("broker_ready_messages", "Messages that are ready for delivery."),
     "in_flight": ("broker_inflight_messages", "Messages that consumers hold."),
-    "dead": ("broker_dead_messages", "Messages that the group gave up on and that nobody redrove or discarded."),
+    "dead": (
+        "broker_dead_messages",
+        "Messages that the group gave up on and that nobody redrove, edited or discarded.",
+    ),
 }
 
 
@@ -205,6 +214,7 @@ class EngineCollector(Collector):
         yield from self._groups()
         yield from _logs(self._served.measured.log_figures())
         yield from self._cordoned()
+        yield from self._recurring()
         yield self._scheduled()
         yield _lateness(self._served.measured.lateness)
         yield _syncs(self._served.measured.syncs)
@@ -282,6 +292,11 @@ class EngineCollector(Collector):
                 "broker_cordoned", "1 while an operator has the broker take no new messages.", value=int(cordoned)
             )
 
+    def _recurring(self) -> Iterator[Metric]:
+        if self._served.broker is not None:
+            count = len(self._served.broker.recurring.names())
+            yield GaugeMetricFamily("broker_recurring_messages", "Recurring messages, paused ones too.", value=count)
+
     def _scheduled(self) -> Metric:
         """Each horizon includes those before it; `inf` is all."""
         family = GaugeMetricFamily(
@@ -335,6 +350,16 @@ def _logs(figures: Mapping[str, int]) -> Iterator[Metric]:
     size.add_metric(["messages"], figures["messages_bytes"])
     size.add_metric(["actions"], figures["actions_bytes"])
     yield size
+    if "messages_unwanted_bytes" in figures:  # a delay service has a schedule only
+        yield GaugeMetricFamily(
+            "broker_log_wanted_bytes",
+            "Bytes of the message log within the retention, or still wanted by a group, at retention's last look.",
+            value=figures["messages_bytes"] - figures["messages_unwanted_bytes"],
+        )  # fmt: skip
+        yield CounterMetricFamily(
+            "broker_messages_moved", "Messages that were moved out of old segments, so that these could go.",
+            value=figures["moved_messages"],
+        )  # fmt: skip
     if "quarantined_bytes" in figures:  # a delay service has a schedule only
         yield GaugeMetricFamily(
             "broker_quarantined_bytes", "Damaged bytes of the logs, found on opening.",

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from outbox_broker.http.responses import Problem, of_decoding
+from outbox_core.common.errors import DECODE_ERRORS
 from outbox_core.protocol.decoder_cache import json_decoder, msgpack_decoder
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
@@ -85,7 +86,7 @@ def decode(body: bytes | bytearray, codec: Codec, shape: type[Shape]) -> Shape:
     """Decode the body as a value of this shape. Raises Problem that names the position."""
     try:
         return _decoder(codec, shape).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+    except DECODE_ERRORS as error:
         raise of_decoding(error) from error
 
 

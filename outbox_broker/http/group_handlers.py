@@ -10,19 +10,21 @@ from typing import Final
 
 import msgspec
 
+from outbox_broker.engine.dead_letter_operations import EditOperation
 from outbox_broker.http import content_negotiation
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.delivery_handlers import ANSWER_COPIES
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
 from outbox_core.common.errors import InUse
-from outbox_core.messages.message import DeadCount, DeadLetter, Record
+from outbox_core.messages.message import DeadCount, DeadLetter, EditPage, Record
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
     DeadCountRequest,
     DeleteQuery,
     DiscardAnswer,
     DiscardRequest,
+    EditRequest,
     GroupAnswer,
     GroupSettings,
     GroupStall,
@@ -34,10 +36,11 @@ from outbox_core.protocol.wire import (
     RedriveAnswer,
     RedriveRequest,
     SeekRequest,
+    StopRedriveAnswer,
     TopicAnswer,
     TopicsAnswer,
 )
-from outbox_core.protocol.wire_conversion import group_config_of, group_settings_of, json_dead_letter
+from outbox_core.protocol.wire_conversion import dead_edit_of, group_config_of, group_settings_of, json_dead_letter
 
 _REASON_CHAR_BYTES: Final = 4
 _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -110,10 +113,9 @@ def purge(call: Call) -> PurgeAnswer:
     """Purge a topic."""
     request = call.read(PurgeRequest) if call.body else PurgeRequest()
     with _not_found():
-        purged = call.broker.purger.purge_topic(
+        return call.broker.purger.purge_topic(
             call.topic, scheduled=request.scheduled, dead=request.dead, by=call.principal.name
         )
-    return msgspec.convert(purged, PurgeAnswer, from_attributes=True)
 
 
 def seek(call: Call) -> NoAnswer:
@@ -160,8 +162,17 @@ def redrive(call: Call) -> RedriveAnswer:
         raise Problem(ProblemKind.WRONG_SHAPE, 'send {"ids": [...]} or {"all": true}', where="$")
     call.check_batch(request.ids or (), where="$.ids")
     with _not_found():
-        count = call.broker.admin.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
+        count = call.broker.dead_letters.redrive(call.topic, call.group, ids=request.ids, per_second=request.per_second)
     return RedriveAnswer(redriven=count)
+
+
+def stop_redrive(call: Call) -> StopRedriveAnswer:
+    """Stop the redrives of a group."""
+    _read_nothing(call)
+    with _not_found():
+        return StopRedriveAnswer(
+            stopped=call.broker.dead_letters.stop_redrive(call.topic, call.group, by=call.principal.name)
+        )
 
 
 def count_dead(call: Call) -> DeadCount:
@@ -184,6 +195,29 @@ def discard(call: Call) -> DiscardAnswer:
     return DiscardAnswer(discarded=count)
 
 
+def edit(call: Call) -> EditPage:
+    """Edit dead letters, and have the group get them once more."""
+    request = call.read(EditRequest)
+    if [request.edits is not None, request.where is not None, request.all].count(True) != 1 or (
+        (request.edit is None) != (request.edits is not None)
+    ):
+        raise Problem(
+            ProblemKind.WRONG_SHAPE,
+            'send {"edits": [...]}, or {"edit": {...}} with {"where": {...}} or {"all": true}', where="$",
+        )  # fmt: skip
+    call.check_batch(request.edits or (), where="$.edits")
+    operation = EditOperation(name=request.operation, by=call.principal.name, why=request.why)
+    letters = call.broker.dead_letters
+    with _not_found():
+        if request.edit is not None:
+            return letters.edit_page(
+                call.topic, call.group, dead_edit_of(request.edit), where=request.where,
+                dead_before_ms=request.dead_before_ms, after=request.after, operation=operation,
+            )  # fmt: skip
+        edits = {letter.id: dead_edit_of(letter) for letter in request.edits or ()}
+        return EditPage(results=letters.edit(call.topic, call.group, edits, operation=operation))
+
+
 def _check_choice(call: Call, request: DeadCountRequest) -> None:
     if [request.ids is not None, request.where is not None, request.all].count(True) != 1:
         raise Problem(ProblemKind.WRONG_SHAPE, 'send {"ids": [...]}, {"where": {...}} or {"all": true}', where="$")
@@ -191,11 +225,15 @@ def _check_choice(call: Call, request: DeadCountRequest) -> None:
 
 
 def _pause(call: Call, *, paused: bool) -> NoAnswer:
-    if call.body:
-        call.read(NoRequest)
+    _read_nothing(call)
     with _not_found():
         call.broker.admin.pause(call.topic, call.group, paused=paused)
     return NoAnswer()
+
+
+def _read_nothing(call: Call) -> None:
+    if call.body:
+        call.read(NoRequest)
 
 
 def _shows_contents(call: Call) -> bool:

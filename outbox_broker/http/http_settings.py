@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outbox_broker.common.engine_options import Positive, refuse_below_least
+from outbox_broker.common.engine_options import Positive, refuse_out_of_bounds
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages import limits
 
@@ -48,7 +48,7 @@ class HttpSettings:
     shutdown_timeout_ms: Positive = 25_000
 
     def __post_init__(self) -> None:
-        refuse_below_least(self)
+        refuse_out_of_bounds(self)
         if self.body_bytes_max > limits.BODY_BYTES_MAX or self.batch_messages_max > limits.BATCH_MESSAGES_MAX:
             raise ConfigurationError(
                 f"body_bytes_max goes up to {limits.BODY_BYTES_MAX}, batch_messages_max to {limits.BATCH_MESSAGES_MAX}"

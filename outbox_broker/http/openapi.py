@@ -26,7 +26,7 @@ _REFS: Final = "#/components/schemas/{name}"
 _NAME: Final = {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}$"}
 _MESSAGE_ID: Final = {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,64}$"}
 _BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-_PATH_PARTS: Final = {"topic": _NAME, "group": _NAME, "id": _MESSAGE_ID}
+_PATH_PARTS: Final = {"topic": _NAME, "group": _NAME, "id": _MESSAGE_ID, "name": _NAME}
 # Rules beyond the shapes' types, which the server validates with error texts of its own.
 _QUERY_PARTS: Final = {
     ("/v1/scheduled", "topic"): _NAME,
@@ -39,10 +39,12 @@ def _given(**properties: dict[str, Any]) -> dict[str, Any]:
     return {"required": list(properties), "properties": properties}
 
 
-_PUBLISHED: Final[dict[str, Any]] = {
-    "not": _given(deliver_at_ms={"type": "integer"}, delay_ms={"type": "integer"}),
+_BODY: Final[dict[str, Any]] = {
     "if": _given(encoding={"const": Encoding.BASE64}),
     "then": {"properties": {"body": {"pattern": _BASE64}}},
+}
+_PUBLISHED: Final[dict[str, Any]] = _BODY | {
+    "not": _given(deliver_at_ms={"type": "integer"}, delay_ms={"type": "integer"}),
 }
 
 
@@ -90,16 +92,38 @@ _PACKED: Final[dict[type[msgspec.Struct], dict[str, Any]]] = {
     wire.DeadAnswer: _array_of(("next", _TEXT_OR_NONE), ("dead", _list_of(_DEAD_LETTER)), least=2),
 }  # fmt: skip
 """What MessagePack has of these in place of an object: an array, as its Struct. A later part goes last."""
-_CHOICES: Final = [_given(ids={"type": "array"}), _given(where={"type": "object"}), _given(all={"const": True})]
+_WHERE: Final = _given(where={"type": "object"})
+_ALL: Final = _given(all={"const": True})
+_CHOICES: Final = [_given(ids={"type": "array"}), _WHERE, _ALL]
+_EDIT: Final[dict[str, Any]] = {
+    "anyOf": [
+        _given(body={"type": "string"}),
+        _given(headers={"type": "object", "minProperties": 1}),
+        _given(remove_headers={"type": "array", "minItems": 1}),
+    ],
+    "if": _given(body={"type": "string"}, encoding={"const": Encoding.BASE64}),
+    "then": {"properties": {"body": {"pattern": _BASE64}}},
+}
+_EDITS: Final = _given(edits={"type": "array"})
+_ONE_EDIT: Final = _given(edit={"type": "object", "not": _given(body={"type": "string"})})
+_EDIT_CHOICES: Final = [
+    {"allOf": [_EDITS], "not": {"anyOf": [_given(edit={"type": "object"}), _WHERE, _ALL]}},
+    {"allOf": [_ONE_EDIT, _WHERE], "not": {"anyOf": [_EDITS, _ALL]}},
+    {"allOf": [_ONE_EDIT, _ALL], "not": {"anyOf": [_EDITS, _WHERE]}},
+]
 _RULES: Final[dict[str, dict[str, Any]]] = {
     "SeekRequest": {"oneOf": [_given(to_ms={"type": "integer"}), _given(to_offset={"type": "integer"})]},
     "DeadCountRequest": {"oneOf": _CHOICES},
     "DiscardRequest": {"oneOf": _CHOICES},
+    "EditRequest": {"oneOf": _EDIT_CHOICES},
+    "JsonEdit": _EDIT,
+    "JsonLetterEdit": _EDIT,
     "DeadFilter": {
         "anyOf": [_given(reason={"type": "string"}), _given(key={"type": "string"}), _given(headers={"type": "object"})]
     },
-    "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _given(all={"const": True})]},
+    "RedriveRequest": {"oneOf": [_given(ids={"type": "array"}), _ALL]},
     "JsonMessage": _PUBLISHED,
+    "RecurringSettings": _BODY,
 }
 _ALWAYS: Final = (
     ProblemKind.WRONG_SHAPE,

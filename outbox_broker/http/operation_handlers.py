@@ -1,4 +1,4 @@
-"""Handlers of a server as a whole: cordon and status. Run in worker threads."""
+"""Handlers of a server as a whole: cordon, status, snapshot. Run in worker threads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from bisect import bisect_right
 
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.request_context import Call
+from outbox_broker.http.responses import Problem
 from outbox_broker.http.service_ports import ForOperators
 from outbox_core.common.errors import NotSupported
-from outbox_core.protocol.wire import CordonRequest, NoAnswer, NoRequest, PageQuery, StatusAnswer
+from outbox_core.protocol.problem import ProblemKind
+from outbox_core.protocol.wire import (
+    CordonRequest,
+    NoAnswer,
+    NoRequest,
+    PageQuery,
+    SnapshotAnswer,
+    SnapshotRequest,
+    StatusAnswer,
+)
 
 
 def cordon(call: Call) -> NoAnswer:
@@ -44,6 +54,21 @@ def status(call: Call) -> StatusAnswer:
         cordon=operations.cordon.note, drained=not (ready or in_flight or scheduled or is_dispatching), ready=ready,
         in_flight=in_flight, scheduled=scheduled, dead=sum(group.dead for group in groups), topics=page,
         next=page[-1].topic if start + len(page) < len(left) else None,
+    )  # fmt: skip
+
+
+def snapshot(call: Call) -> SnapshotAnswer:
+    """Have what the data folder holds now stand still for the backup that asks, which reads it beside the server."""
+    call.require(Role.ADMIN, None)
+    if call.served.snapshots is None:
+        raise NotSupported("what this server keeps is not in a folder: its segments are kept by bookies")
+    taken = call.served.snapshots.take(call.read(SnapshotRequest).token)
+    if taken is None:
+        raise Problem(
+            ProblemKind.NOT_FOUND, "no backup waits for a snapshot: `outbox broker backup` does, beside the broker"
+        )
+    return SnapshotAnswer(
+        at_ms=taken.at_ms, files=len(taken.files), size_bytes=sum(file.size_bytes for file in taken.files)
     )  # fmt: skip
 
 

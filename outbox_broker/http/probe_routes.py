@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from outbox_broker.http import content_negotiation
-from outbox_broker.http.access_control import Role, authorize
+from outbox_broker.http.access_control import Principal, Role, authorize
 from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.openapi import document
@@ -25,6 +27,7 @@ from outbox_core.protocol.wire import (
     Check,
     HealthAnswer,
 )
+from outbox_core.runtime.build_info import build
 from outbox_core.runtime.terminal_text import utc_text
 
 Headers = Mapping[str, str]
@@ -48,8 +51,15 @@ def _live(_services: Services, _headers: Headers) -> Response:
 
 
 def _ready(services: Services, headers: Headers) -> Response:
-    answer = readiness(services, in_detail=may_see_detail(services, headers))
-    return _json(answer, status=200 if answer.status == "ok" else 503)
+    sender = _known_sender(services, headers)
+    answer = readiness(services, in_detail=sender is not None and sender.allows(Role.READ, None))
+    told = msgspec.structs.replace(
+        answer,
+        now_ms=services.clock.now_ms(),
+        roles=[] if sender is None else sorted(sender.roles),
+        version=None if sender is None else build().version or None,
+    )
+    return _json(told, status=200 if told.status == "ok" else 503)
 
 
 def _metrics(services: Services, headers: Headers) -> Response:
@@ -84,12 +94,12 @@ def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
     return HealthAnswer(status=status, checks=checks)  # type: ignore[arg-type]  # one of the two words, as above
 
 
-def may_see_detail(services: Services, headers: Mapping[str, str]) -> bool:
-    """Returns whether the sender may read more than names and statuses."""
+def _known_sender(services: Services, headers: Mapping[str, str]) -> Principal | None:
+    """Returns the sender; None for one whose token is missing or unknown."""
     try:
-        return services.access.principal(headers).allows(Role.READ, None)
+        return services.access.principal(headers)
     except Problem:
-        return False
+        return None
 
 
 def _serving(services: Services) -> Check:

@@ -15,7 +15,7 @@ import msgspec
 from outbox_broker.http.content_negotiation import LONG_BYTES
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem, of_decoding
-from outbox_core.common.errors import InvalidMessage
+from outbox_core.common.errors import DECODE_ERRORS, InvalidMessage
 from outbox_core.messages.ids import new_message_id
 from outbox_core.messages.limits import (
     HEADERS_BYTES_MAX,
@@ -51,7 +51,6 @@ LONG_FRAME_BYTES_MAX: Final = 4 * 1024
 RECORD_PARTS: Final = len(Record.__struct_fields__)
 _IDS: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}(?:\n[A-Za-z0-9._:-]{1,64})*", re.ASCII)
 """Message ids, one per line: a whole batch is validated with one match."""
-_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 _NOTHING: Final = msgspec.Raw()
 
 
@@ -94,11 +93,11 @@ def _decoded(call: Call) -> Sequence[Record]:
     if len(call.body) <= LONG_BYTES:
         try:
             return _decode_records(call.body)
-        except _ERRORS:
+        except DECODE_ERRORS:
             pass  # which record it is shows below
     try:
         entries = _split(call.body)
-    except _ERRORS as error:
+    except DECODE_ERRORS as error:
         raise of_decoding(error) from error
     records: list[Record] = []
     for index, entry in enumerate(entries):
@@ -132,7 +131,7 @@ def _record(entry: msgspec.Raw, *, where: str) -> Record:
         if len(memoryview(entry)) > BESIDE_BODY_BYTES_MAX:
             _refuse_long_parts(_beside_body(entry), where=where)
         return _decode_record(entry)
-    except _ERRORS as error:
+    except DECODE_ERRORS as error:
         raise of_decoding(error, within=where) from error
 
 
@@ -232,7 +231,7 @@ def _headers(headers: msgspec.Raw, *, where: str) -> Mapping[str, str]:
         return _decode_headers(headers) or {}
     except msgspec.ValidationError as error:
         raise of_decoding(error, within=f"{where}.headers") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise Problem(ProblemKind.MALFORMED_BODY, f"the headers of {where}: {error}") from error
 
 

@@ -9,17 +9,24 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from outbox_broker.http import delivery_handlers, group_handlers, message_handlers, operation_handlers
+from outbox_broker.http import (
+    delivery_handlers,
+    group_handlers,
+    message_handlers,
+    operation_handlers,
+    recurring_handlers,
+)
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.admission_limits import WorkClass
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
-from outbox_core.messages.message import DeadCount
+from outbox_core.messages.message import DeadCount, EditPage
 from outbox_core.protocol import problem, wire
 from outbox_core.protocol.problem import ProblemKind
 
 TOPIC: Final = "/v1/topics/{topic}"
 GROUP: Final = TOPIC + "/groups/{group}"
+RECURRING: Final = "/v1/recurring"
 _PATH_CHARS_MAX: Final = 2_048
 _ALL_METHODS: Final = "DELETE, GET, HEAD, POST, PUT"
 _SMALL_BYTES: Final = 64 * 1024
@@ -28,6 +35,8 @@ _RECEIPTS_BYTES: Final = 1024 * 1024
 """1,000 receipts have up to 560 KB: two names, and three numbers."""
 _IDS_BYTES: Final = 256 * 1024
 """1,000 ids have up to 67 KB."""
+_RECURRING_BYTES: Final = 1024 * 1024
+"""A body of 64 KiB, of which JSON may write each byte with six, and headers of 32 KiB."""
 _SETTINGS_BYTES: Final = 256 * 1024
 """A filter has up to 16 Ki characters, of which JSON may write each with twelve bytes."""
 
@@ -107,12 +116,45 @@ ROUTES: Final = (
         summary="Send what a delay service's target refused for good once more",
     ),
     Route(
+        method="GET", path=RECURRING, role=Role.READ, work=WorkClass.PAGE, handler=recurring_handlers.list_recurring,
+        query=wire.PageQuery, answer=wire.RecurringListAnswer, summary="The recurring messages, without their bodies",
+    ),
+    Route(
+        method="PUT", path=RECURRING + "/{name}", role=Role.ADMIN, handler=recurring_handlers.add_recurring,
+        body=wire.RecurringSettings, body_bytes_max=_RECURRING_BYTES, answer=wire.NoAnswer,
+        problems=(problem.ProblemKind.IN_USE,), summary="Add a message that is published again and again",
+    ),
+    Route(
+        method="GET", path=RECURRING + "/{name}", role=Role.READ, handler=recurring_handlers.show_recurring,
+        query=wire.RecurringQuery, answer=wire.RecurringAnswer, problems=_NOT_FOUND,
+        summary="A recurring message, and when it comes next",
+    ),
+    Route(
+        method="DELETE", path=RECURRING + "/{name}", role=Role.ADMIN, handler=recurring_handlers.delete_recurring,
+        answer=wire.NoAnswer, problems=_NOT_FOUND, summary="Delete a recurring message; what it published stays",
+    ),
+    Route(
+        method="POST", path=RECURRING + "/{name}/pause", role=Role.ADMIN, handler=recurring_handlers.pause_recurring,
+        body=wire.NoRequest, body_optional=True, answer=wire.NoAnswer, problems=_NOT_FOUND,
+        summary="Pause a recurring message",
+    ),
+    Route(
+        method="POST", path=RECURRING + "/{name}/resume", role=Role.ADMIN, handler=recurring_handlers.resume_recurring,
+        body=wire.NoRequest, body_optional=True, answer=wire.NoAnswer, problems=_NOT_FOUND,
+        summary="Resume a recurring message: of what it missed the newest is published",
+    ),
+    Route(
         method="POST", path="/v1/cordon", role=Role.ADMIN, handler=operation_handlers.cordon, body=wire.CordonRequest,
         body_optional=True, answer=wire.NoAnswer, summary="Take no new messages; deliveries go on",
     ),
     Route(
         method="POST", path="/v1/uncordon", role=Role.ADMIN, handler=operation_handlers.uncordon, body=wire.NoRequest,
         body_optional=True, answer=wire.NoAnswer, summary="Take new messages again",
+    ),
+    Route(
+        method="POST", path="/v1/snapshot", role=Role.ADMIN, work=WorkClass.PAGE, handler=operation_handlers.snapshot,
+        body=wire.SnapshotRequest, answer=wire.SnapshotAnswer, problems=_NOT_FOUND,
+        summary="Have the data folder's files stand still for a backup beside the server",
     ),
     Route(
         method="GET", path="/v1/status", role=Role.READ, work=WorkClass.PAGE, handler=operation_handlers.status,
@@ -172,14 +214,24 @@ ROUTES: Final = (
         summary="Send dead letters again",
     ),
     Route(
+        method="POST", path=GROUP + "/dead/redrive/stop", role=Role.ADMIN, handler=group_handlers.stop_redrive,
+        body=wire.NoRequest, body_optional=True, answer=wire.StopRedriveAnswer, problems=_NOT_FOUND,
+        summary="Make what still waits for a redrive's rate dead again",
+    ),
+    Route(
         method="POST", path=GROUP + "/dead/count", role=Role.ADMIN, handler=group_handlers.count_dead,
         body=wire.DeadCountRequest, body_bytes_max=_IDS_BYTES, answer=DeadCount, problems=_NOT_FOUND,
-        summary="Count the dead letters that a discard would take",
+        summary="Count the dead letters that a discard or an edit would take",
     ),
     Route(
         method="POST", path=GROUP + "/dead/discard", role=Role.ADMIN, handler=group_handlers.discard,
         body=wire.DiscardRequest, body_bytes_max=_IDS_BYTES, answer=wire.DiscardAnswer, problems=_NOT_FOUND,
         summary="Discard dead letters for good",
+    ),
+    Route(
+        method="POST", path=GROUP + "/dead/edit", role=Role.ADMIN, work=WorkClass.PAGE, handler=group_handlers.edit,
+        body=wire.EditRequest, body_bytes_max=None, answer=EditPage, problems=_NOT_FOUND,
+        summary="Edit dead letters, under ids of their own, and have the group get them at once",
     ),
 )  # fmt: skip
 """Every route under /v1. Probes, metrics and the OpenAPI document are in probe_routes.py."""

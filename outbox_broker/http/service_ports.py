@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from outbox_broker.backup.snapshot import FolderSnapshots
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.sync_times import TimedStorage
@@ -107,7 +108,8 @@ class MetricsSource(Protocol):
 
     def log_figures(self) -> Mapping[str, int]:
         """Returns messages_bytes, actions_bytes, syncs, scheduled, publishes_refused (1 for lack of room, else 0);
-        of a server with a disk of its own disk_free_bytes and disk_size_bytes, and of a delay service overdue_ms.
+        of a server with a disk of its own disk_free_bytes and disk_size_bytes, of a broker messages_unwanted_bytes
+        (that nobody wants any more, and that are there) and moved_messages, and of a delay service overdue_ms.
         """
 
     def check_ready(self) -> None:
@@ -126,6 +128,8 @@ class ServicePorts:
     refusals: ForRefusals | None = None
     operations: ForOperators | None = None
     """What a node of a cluster has not: `outbox delay drain` has it hand its shards to other nodes."""
+    snapshots: FolderSnapshots | None = None
+    """What a server has not whose segments are kept by bookies."""
     refusal: str = ""
 
     @classmethod
@@ -133,7 +137,7 @@ class ServicePorts:
         """Returns all ports of an engine."""
         return cls(
             producers=engine.publisher, catalog=engine.admin, measured=engine, broker=engine,
-            operations=engine.operations,
+            operations=engine.operations, snapshots=engine.snapshots,
             refusal="a broker has no target that refuses messages: ask a delay service",
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +32,7 @@ from outbox_core.journal.block import (
     BLOCK_HEAD_BYTES,
     FRAMES_MAX,
     PAYLOAD_BYTES_MAX,
+    Block,
     Framed,
     FrameKind,
     SegmentKind,
@@ -40,6 +41,7 @@ from outbox_core.journal.block import (
     framed_changes,
 )
 from outbox_core.journal.checkpoint_parts import checkpoint_part
+from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -48,6 +50,10 @@ SEGMENT_BYTES: Final = 128 * 1024 * 1024
 """After which a segment is followed by another one: a restart reads the newest one."""
 CHECKPOINTS_KEPT: Final = 2
 """If the newest one is damaged, the one before it counts."""
+
+
+class SegmentDropped(StorageFailed):
+    """What was read was dropped meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,25 +68,37 @@ class _Tail:
 
 
 class Journal:
-    """One log. append(), roll(), seal() and `end` need the caller's lock; all else is thread-safe.
+    """One log. append(), roll(), seal(), is_roll_due, `newest` and `end` need the caller's lock; all else is
+    thread-safe.
 
     Before it is appended to, what was `recovered` is read, then resume() is called.
     """
 
     def __init__(
-        self, segments: Segments, *, name: str, kind: SegmentKind, segment_bytes: int = SEGMENT_BYTES
+        self, segments: Segments, *, name: str, kind: SegmentKind, segment_bytes: int = SEGMENT_BYTES,
+        has_checkpoints: bool = True,
     ) -> None:  # fmt: skip
-        """Find the end of the log whose segments are called `name`-1, -2, ... Raises as JournalReplay does."""
+        """Find the end of the log whose segments are called `name`-1, -2, ... One without checkpoints is not replayed:
+        its owner reads its segments, and drops any of them. Raises as JournalReplay does.
+        """
         self._segments = segments
         self._name = name
         self._kind = kind
         self._segment_bytes = segment_bytes
-        self.recovered = JournalReplay(segments, name)
+        self._has_checkpoints = has_checkpoints
+        self.recovered = JournalReplay(segments, name, has_checkpoints=has_checkpoints)
         """What the log said at the opening; its checkpoint until resume()."""
         self._infos = list(self.recovered.segments)
+        for info in self._infos:
+            if info.epoch and info.kind is not kind:  # without an epoch its head is damaged, and the kind not known
+                raise SegmentDamaged(
+                    f"{info.name}: it is a segment of another log, or was renamed; restore it from a copy"
+                )
         self._end = self.recovered.end
         self._frames = self.recovered.frames  # of the last block of the newest segment
         self._durable = 0
+        self._committed = 0
+        self._dropped_to = 0
         self._tails: deque[_Tail] = deque()  # segments that may not be durable, and the newest
         self._is_roll_wanted = False
         self._has_leftover = False
@@ -119,7 +137,7 @@ class Journal:
             if proven is not None:
                 proven.seal()
         replay.checkpoint = None  # it was read, and may have hundreds of megabytes
-        self._durable = replay.durable
+        self._durable, self._committed = replay.durable, self._end
         if not self._infos:
             return
         newest = self._infos[-1]
@@ -141,6 +159,13 @@ class Journal:
     def durable(self) -> int:
         """The offset up to which all is known to be durable; it may lag. 0 where syncs are left to the system."""
         return self._durable
+
+    @property
+    def committed(self) -> int:
+        """The offset up to which a commit() has returned, or the log was recovered: what others may see. Where syncs
+        are left to the system, it is ahead of what is durable.
+        """
+        return self._committed
 
     @property
     def start(self) -> int:
@@ -167,19 +192,48 @@ class Journal:
         with self._guard:
             return tuple(self._infos)
 
-    def append(self, frames: Framed, *, at_ms: int) -> int:
+    @property
+    def is_roll_due(self) -> bool:
+        """Whether the next append begins a segment, if there is room for it. Once true, it stays so until then.
+
+        Not before a commit has returned for the newest one, and the one before it is sealed: so the newest alone can be
+        there without all before it, and none is ever missing.
+        """
+        tail = self._tails[-1] if self._tails else None
+        if tail is None or self._has_leftover:
+            return True
+        is_wanted = tail.writer.end >= tail.roll_at or (self._is_roll_wanted and tail.writer.end > 0)
+        return is_wanted and tail.is_confirmed and len(self._tails) == 1
+
+    @property
+    def epoch(self) -> int:
+        """The number of its segments' owner."""
+        return self._segments.epoch
+
+    @property
+    def newest(self) -> SegmentInfo | None:
+        """The newest segment; None if there is none yet."""
+        return self._infos[-1] if self._infos else None
+
+    def append(
+        self, frames: Framed, *, at_ms: int, roll: bool | None = None, begin_with: Framed | None = None
+    ) -> int:  # fmt: skip
         """Append one block of frames(), not durable before commit(), for which it never waits; returns the offset
         behind it. Its last frame ends there. `at_ms`: when it is stored. Raises StorageFailed with nothing appended.
+
+        A roll that is due is put off where there is no room for it. `roll`: whether it begins a segment, as is_roll_due
+        was, for a caller that has prepared for that: a commit beside the append may make one due meanwhile. Without
+        room for it the append fails. `begin_with`: the block that a segment begins with, if this append begins one.
         """
         if not 0 < len(frames) <= FRAMES_MAX:
             raise ValueError(f"a block has 1 to {FRAMES_MAX} frames, not {len(frames)}")
         tail = self._tails[-1] if self._tails else None
-        if (tail is None or self._has_leftover or self._is_roll_due(tail)) and self._append_rolled(
-            frames, tail, at_ms=at_ms
-        ):
+        is_roll = self.is_roll_due if roll is None else roll
+        if is_roll and self._append_rolled(frames, tail, at_ms=at_ms, may_put_off=roll is None, begin_with=begin_with):
             return self._end
-        assert tail is not None  # noqa: S101 - else the append would have failed
-        self._write(tail, frames, at_ms=at_ms, frames_before=self._frames if tail.writer.end else 0)
+        if tail is None or self._has_leftover:
+            raise StorageFailed(f"{self._name}: a segment must be begun first")
+        self._write(tail, [frames], at_ms=at_ms, frames_before=self._frames if tail.writer.end else 0)
         return self._end
 
     def roll(self) -> None:
@@ -192,7 +246,7 @@ class Journal:
         """
         with self._guard:
             end = self._end if end is None else end
-            if end <= self._durable:
+            if end <= self._committed:
                 return
             tails = [tail for tail in self._tails if tail.first < end]
         # Oldest first: whatever is acknowledged in a segment, all of those before it is durable then.
@@ -203,6 +257,8 @@ class Journal:
             self._note_durable(tail.first, known)
             if is_rolled:
                 self._seal(tail)
+        with self._guard:
+            self._committed = max(self._committed, end, self._durable)
 
     def write_checkpoint(
         self, parts: Sequence[bytes], *, captured: int, at_ms: int, lock: AbstractContextManager[object]
@@ -241,16 +297,34 @@ class Journal:
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Returns the bytes at an offset, fewer at the end of its segment: a block, and so what is read at once, is
-        never in two. The caller checks the frames in them. Raises StorageFailed, also if the segment was dropped.
+        never in two. The caller checks the frames in them. Raises SegmentDropped, StorageFailed.
         """
         with self._guard:
             index = bisect_right(self._infos, offset, key=lambda segment: segment.first) - 1
             segment = self._infos[index] if index >= 0 else None
             limit = self._infos[index + 1].first if 0 <= index < len(self._infos) - 1 else self._end
         if segment is None:
-            raise StorageFailed(f"cannot read {self._name} at {offset}: it was dropped")
+            raise SegmentDropped(f"cannot read {self._name} at {offset}: it was dropped")
         size_bytes = min(size_bytes, limit - offset)  # behind it may be what failed, before a roll
-        return self._segments.read(segment.name, offset - segment.first, size_bytes) if size_bytes > 0 else b""
+        try:
+            return self._segments.read(segment.name, offset - segment.first, size_bytes) if size_bytes > 0 else b""
+        except StorageFailed as error:
+            if offset < self._dropped_to:
+                raise SegmentDropped(f"cannot read {self._name} at {offset}: it is being dropped") from error
+            raise
+
+    def blocks_of(self, segment: SegmentInfo, wanted: Container[int]) -> Iterator[Block]:
+        """Yields the blocks of wanted kinds, and of unknown ones, of one of the segments; positions are offsets of the
+        log. Raises SegmentDamaged, last, if it ends too early; SegmentDropped, StorageFailed.
+        """
+        with self._guard:
+            if segment not in self._infos:
+                raise SegmentDropped(f"{segment.name} was dropped")
+            index = self._infos.index(segment)
+            is_newest = index + 1 == len(self._infos)
+            limit = (self._end if is_newest else self._infos[index + 1].first) - segment.first
+        # Where the newest one ends was decided at the opening, with the note that is gone once it is appended to.
+        return self.recovered.blocks_in(segment, wanted, limit=limit, proven=limit)
 
     def drop_before(self, offset: int) -> Sequence[SegmentInfo]:
         """Delete the segments that end at or before an offset; returns them. The two newest whole checkpoints, and all
@@ -259,11 +333,13 @@ class Journal:
         dropped: list[SegmentInfo] = []
         with self._dropping:
             with self._guard:
-                limit = min(offset, self._checkpoints_first(), self._durable_first())
+                limit = min(offset, self._durable_first())
+                limit = min(limit, self._checkpoints_first()) if self._has_checkpoints else limit
                 ends = [following.first for following in self._infos[1:]]
                 old = [segment for segment, end in zip(self._infos, ends, strict=False) if end <= limit]
             for segment in old:
                 # One after the other: a power failure may bring back what was deleted last, and must leave no hole.
+                self._dropped_to = ends[len(dropped)]
                 self._segments.delete([segment.name])
                 with self._guard:
                     self._infos.remove(segment)
@@ -272,25 +348,21 @@ class Journal:
 
     # -- inner steps -------------------------------------------------------------------------------------------------
 
-    def _is_roll_due(self, tail: _Tail) -> bool:
-        """Returns whether the next block begins a segment. Not before a commit has returned for the newest one, and the
-        one before it is sealed: so the newest alone can be there without all before it, and none is ever missing.
-        """
-        is_wanted = tail.writer.end >= tail.roll_at or (self._is_roll_wanted and tail.writer.end > 0)
-        return is_wanted and tail.is_confirmed and len(self._tails) == 1
-
-    def _append_rolled(self, frames: Framed, before: _Tail | None, *, at_ms: int) -> bool:
+    def _append_rolled(
+        self, frames: Framed, before: _Tail | None, *, at_ms: int, may_put_off: bool, begin_with: Framed | None
+    ) -> bool:  # fmt: skip
         """Append a block that begins a segment, behind the newest one if there is one. If there is no room for it, or
-        no file descriptor, returns False: the log goes on in that one, once nothing is left of the new one. Raises
-        StorageFailed.
+        no file descriptor, and it `may_put_off` the roll, returns False: the log goes on in that one, once nothing is
+        left of the new one. Raises StorageFailed.
         """
         if self._is_sealed:
             raise StorageFailed(f"{self._name} is sealed")
         number = number_of(self._infos[-1]) + 1 if self._infos else 1
         name, first = segment_name(self._name, number), self._end
-        tail = _Tail(self._segments.create(name, kind=self._kind, first=first), first, self._segment_bytes)
+        roll_at = self._segment_bytes + (0 if begin_with is None else begin_with.size_bytes)
+        tail = _Tail(self._segments.create(name, kind=self._kind, first=first), first, roll_at)
         try:
-            self._write(tail, frames, at_ms=at_ms, frames_before=0)
+            self._write(tail, [frames] if begin_with is None else [begin_with, frames], at_ms=at_ms, frames_before=0)
         except StorageFailed as error:
             tail.writer.abandon()
             try:
@@ -299,7 +371,7 @@ class Journal:
                 self._has_leftover = True
                 raise error from error.__cause__
             self._has_leftover = False
-            if before is None or not may_pass(error):
+            if before is None or not may_put_off or not may_pass(error):
                 raise
             before.roll_at, self._is_roll_wanted = 2 * before.writer.end, False
             logger.warning("roll_put_off", extra={"segment": before.writer.name, "error": str(error)})
@@ -307,11 +379,13 @@ class Journal:
         self._has_leftover = self._is_roll_wanted = False
         return True
 
-    def _write(self, tail: _Tail, frames: Framed, *, at_ms: int, frames_before: int) -> None:
-        offset = tail.first + tail.writer.end
-        tail.writer.append(
-            block(frames, offset=offset, durable=self._durable, at_ms=at_ms, frames_before=frames_before)
-        )  # fmt: skip
+    def _write(self, tail: _Tail, blocks: Sequence[Framed], *, at_ms: int, frames_before: int) -> None:
+        data = b""
+        for frames in blocks:
+            offset = tail.first + tail.writer.end + len(data)
+            data += block(frames, offset=offset, durable=self._durable, at_ms=at_ms, frames_before=frames_before)
+            frames_before = len(frames)
+        tail.writer.append(data)
         with self._guard:
             if not self._tails or self._tails[-1] is not tail:
                 self._tails.append(tail)
@@ -321,7 +395,7 @@ class Journal:
                         epoch=self._segments.epoch,
                     )
                 )  # fmt: skip
-            self._end, self._frames = tail.first + tail.writer.end, len(frames)
+            self._end, self._frames = tail.first + tail.writer.end, frames_before
 
     def _note_durable(self, first: int, known: int) -> None:
         """A segment is known to be durable up to a position; 0 says nothing, not even of the segments before it: where

@@ -43,8 +43,8 @@ class _Scanned(NamedTuple):
 class JournalReplay:
     """The blocks of one log from its newest whole checkpoint on."""
 
-    def __init__(self, segments: SegmentReader, name: str) -> None:
-        """Find the end of the log `name`, and its checkpoint.
+    def __init__(self, segments: SegmentReader, name: str, *, has_checkpoints: bool = True) -> None:
+        """Find the end of the log `name`, and its checkpoint, if it `has_checkpoints`.
 
         Raises SegmentDamaged if a segment is missing, or no checkpoint is whole though one must be; StorageFailed;
         SegmentRefused at what a newer version wrote.
@@ -64,14 +64,20 @@ class JournalReplay:
         """How many frames that block has."""
         self.durable = 0
         """Up to where a block says that the log is durable."""
-        self.damaged_bytes = 0
-        """Of the blocks that were read and are damaged, though nothing may be lost of them."""
+        self._damaged: dict[int, int] = {}  # bytes by offset: a segment may be read again
         self.checkpoint: JournalCheckpoint | None = None
         """None: the log has none, and begins with the beginning."""
         self.parts_bytes = 0
         """Bytes of the blocks behind the checkpoint's capture that are parts of checkpoints."""
         if self.segments:
-            self._find_checkpoint(self._find_end())
+            scanned = self._find_end()
+            if has_checkpoints:
+                self._find_checkpoint(scanned)
+
+    @property
+    def damaged_bytes(self) -> int:
+        """Of the blocks that were read and are damaged, though nothing may be lost of them; each counts once."""
+        return sum(list(self._damaged.values()))  # a copy: another thread may read a segment again
 
     def blocks(self, wanted: Container[int], *, may_lose_changes: bool = False) -> Iterator[Block]:
         """Yields the blocks of wanted kinds from the checkpoint on, or from the beginning; `position` and `end` are
@@ -85,24 +91,35 @@ class JournalReplay:
         for segment, limit, is_newest in self._spans():
             if not is_newest and segment.first + limit <= begin:
                 continue
-            end = 0
             # Behind the newest segment nothing vouches for its end but what itself says.
             proven = 0 if is_newest else limit
-            for block in self._reader.blocks(segment.name, proven=proven, wanted=wanted):
-                if block.position >= limit:
-                    break  # of an append that failed halfway, before the next segment was begun
-                end = min(block.end, limit)
-                if segment.first + block.position >= begin and (block.kind is None or block.kind in wanted):
-                    checked = self._checked(segment, block, wanted, may_lose_changes=may_lose_changes)
-                    yield checked._replace(position=segment.first + block.position, end=segment.first + end)
-            if end < limit:
-                raise _ends_early(segment, end, limit)
+            for block in self.blocks_in(segment, wanted, limit=limit, proven=proven, begin=begin):
+                yield self._checked(segment, block, wanted, may_lose_changes=may_lose_changes)
+
+    def blocks_in(
+        self, segment: SegmentInfo, wanted: Container[int], *, limit: int, proven: int, begin: int = 0
+    ) -> Iterator[Block]:  # fmt: skip
+        """Yields the blocks of wanted kinds, and of unknown ones, of a segment that ends at the position `limit`, from
+        the offset `begin` on; their positions are offsets of the log. `proven` as in the port. Logs and counts what is
+        damaged. Raises SegmentDamaged, last, if the segment ends too early.
+        """
+        first, end = segment.first, 0
+        for block in self._reader.blocks(segment.name, proven=proven, wanted=wanted):
+            if block.position >= limit:
+                break  # of an append that failed halfway, before the next segment was begun
+            end = min(block.end, limit)
+            if first + block.position < begin or (block.kind is not None and block.kind not in wanted):
+                continue
+            if block.damaged is None or block.damaged > 0 or block.at_ms is None:
+                self._damaged[first + block.position] = end - block.position
+                logger.error("block_damaged", extra=_damage(segment, block))
+            yield block._replace(end=end).moved(first)
+        if end < limit:
+            self._damaged[first + end] = limit - end
+            raise _ends_early(segment, end, limit)
 
     def _checked(self, segment: SegmentInfo, block: Block, wanted: Container[int], *, may_lose_changes: bool) -> Block:
-        """Returns a block with each change once, and logs what is damaged. Raises SegmentDamaged."""
-        if block.damaged is None or block.damaged > 0 or block.at_ms is None:
-            self.damaged_bytes += block.end - block.position
-            logger.error("block_damaged", extra=_damage(segment, block))
+        """Returns a block with each change once. Raises SegmentDamaged."""
         if FrameKind.CHANGE not in wanted or block.kind not in {None, FrameKind.CHANGE}:
             return block
         changes = changes_of(block.frames)
@@ -112,10 +129,11 @@ class JournalReplay:
         is_whole = block.kind is not None and count == 2 * len(changes)
         if not is_whole and not may_lose_changes:
             raise SegmentDamaged(
-                f"{segment.name}: a change of state at {block.position} is lost; restore {segment.name} from a copy"
+                f"{segment.name}: a change of state at {block.position - segment.first} is lost; "
+                f"restore {segment.name} from a copy"
             )
         frames = [Frame(FrameKind.CHANGE, number, changes[number]) for number in sorted(changes)]
-        return block._replace(frames=frames, damaged=0 if is_whole else block.damaged or 1)
+        return block._replace(frames=frames, starts=[], damaged=0 if is_whole else block.damaged or 1)
 
     # -- end and checkpoint ------------------------------------------------------------------------------------------
 

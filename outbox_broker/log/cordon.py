@@ -15,7 +15,7 @@ import msgspec
 
 from outbox_broker.log.storage import Storage
 from outbox_core.common.clock import Clock
-from outbox_core.common.errors import BrokerCordoned, StorageFailed
+from outbox_core.common.errors import DECODE_ERRORS, BrokerCordoned, StorageFailed
 from outbox_core.protocol.wire import CordonNote
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -54,7 +54,7 @@ class Cordon:
             return
         try:
             self._note = _decode(data)
-        except (msgspec.DecodeError, ValueError, RecursionError):  # text that is not UTF-8 is a ValueError
+        except DECODE_ERRORS:
             self._note = CordonNote(since_ms=0, reason="its file cannot be read")
 
     def refuse(self) -> None:

@@ -7,13 +7,14 @@ missing, or was cut by a power failure, the segments are asked.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_broker.log.restored_folder import refuse_unfinished
+from outbox_core.common.errors import DECODE_ERRORS, ConfigurationError
+from outbox_core.common.private_files import write_private
 from outbox_core.runtime.build_info import build
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -48,7 +49,7 @@ def format_of(folder: Path) -> FolderFormat | None:
     try:
         with (folder / FILE_NAME).open("rb") as file:
             return _decode(file.read(_FILE_BYTES_MAX))
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, *DECODE_ERRORS):
         return None
     except OSError as error:
         raise ConfigurationError(f"{folder / FILE_NAME} cannot be read: {error.strerror}") from error
@@ -58,22 +59,27 @@ def refuse_other_format(folder: Path) -> FolderFormat | None:
     """Returns a folder's format, if this release may open it. Changes nothing. Raises ConfigurationError, which names
     the cures.
     """
+    refuse_unfinished(folder)
     found = format_of(folder)
-    if found is None:
-        return None
+    if found is not None:
+        refuse_format(found, of=f"the data folder {folder}")
+    return found
+
+
+def refuse_format(found: FolderFormat, *, of: str) -> None:
+    """Raise ConfigurationError, which names the cures, if this release may not open a format. `of`: what has it."""
     writer = f"release {found.release}" if found.release else "another release"
     if found.opened_by > FORMAT:
         raise ConfigurationError(
-            f"the data folder {folder} has format {found.format}, of {writer}, and this release opens formats up to "
+            f"{of} has format {found.format}, of {writer}, and this release opens formats up to "
             f"{FORMAT}; nothing was changed. Run that release or a later one; or, to go back, restore the backup that "
             "was taken before the upgrade into another folder: what came since is missing there"
         )
     if found.format < OLDEST_FORMAT:
         raise ConfigurationError(
-            f"the data folder {folder} has format {found.format}, of {writer}, and this release opens formats from "
+            f"{of} has format {found.format}, of {writer}, and this release opens formats from "
             f"{OLDEST_FORMAT} on; nothing was changed. Open it with a release in between, or drain it with {writer}"
         )
-    return found
 
 
 def note_format(folder: Path) -> None:
@@ -87,8 +93,7 @@ def note_format(folder: Path) -> None:
     unfinished = path.with_name(f"{FILE_NAME}.new")
     here = FolderFormat(format=FORMAT, opened_by=FORMAT, release=build().version)
     try:
-        unfinished.write_bytes(msgspec.json.encode(here) + b"\n")
-        os.chmod(unfinished, 0o600)  # noqa: PTH101 - as all files of the folder
+        write_private(unfinished, msgspec.json.encode(here) + b"\n")
         unfinished.replace(path)
     except OSError as error:  # a full disk: what is stored must be consumed all the same
         logger.warning("folder_format_not_written", extra={"folder": str(folder), "error": error.strerror})

@@ -15,25 +15,27 @@ from typing import Final
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.process_fork import notice_fork, reset_in_children
 
-_PARTS: Final = ("messages", "actions", "schedule")
-"""The folders inside a broker's data folder."""
+PARTS: Final = ("messages", "actions", "schedule")
+"""The folders inside a broker's data folder that hold segments."""
+SNAPSHOT: Final = "snapshot"
+"""The folder inside a data folder that a backup is taken from."""
 
 
 def refuse_nested(folder: Path) -> None:
     """Raise ConfigurationError if the data folder of a broker or delay service is inside another, or contains one."""
     folder = folder.resolve()
     for above in folder.parents:
-        if _is_data_folder(above):
+        if is_data_folder(above):
             raise ConfigurationError(f"the data folder {folder} is inside another one, {above}; use a folder beside it")
     with suppress(OSError):  # it does not exist yet
         for below in folder.iterdir():
-            if below.name not in _PARTS and _is_data_folder(below):
+            if below.name not in {*PARTS, SNAPSHOT} and is_data_folder(below):
                 raise ConfigurationError(f"the data folder {folder} holds another one, {below}; use a folder beside it")
 
 
-def _is_data_folder(folder: Path) -> bool:
+def is_data_folder(folder: Path) -> bool:
     """Returns whether the folder is, or was, the data folder of a broker or delay service."""
-    is_brokers = all(os.path.isdir(folder / part) for part in _PARTS)  # noqa: PTH112 - what may not be seen is none
+    is_brokers = all(os.path.isdir(folder / part) for part in PARTS)  # noqa: PTH112 - what may not be seen is none
     return is_brokers or all(os.path.isfile(folder / name) for name in ("epoch", "lock"))  # noqa: PTH113
 
 

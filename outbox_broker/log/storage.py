@@ -72,3 +72,18 @@ class UnsyncedStorage:
 
     def sync_folder(self, folder: Path) -> None:
         """Does nothing."""
+
+
+def write_synced(path: Path, data: bytes, storage: Storage) -> None:
+    """Write a file aside, sync it, and rename it to its place, so that a power failure leaves the old or the new one.
+    The folder is the caller's to sync. Raises OSError.
+    """
+    aside = path.with_name(f"{path.name}.new")
+    descriptor = storage.create(aside)
+    try:
+        storage.truncate(descriptor, 0)  # it may be one that a process left which was killed
+        storage.write(descriptor, data, position=0)
+        storage.sync(descriptor)
+    finally:
+        os.close(descriptor)
+    aside.replace(path)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,48 +20,8 @@ from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
-NOTE: Final = "proven"
 _COPIED_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 _CURE: Final = "free as much as the segment has, and restart; then it is proven, also where a sync failed before"
-
-
-@dataclass(frozen=True, slots=True)
-class SyncProof:
-    """The offset up to which the newest segment was synced by a process without failed syncs. May lag, never lead."""
-
-    segment: str
-    end: int
-
-    def covers(self, path: Path, end: int) -> bool:
-        """Returns whether a segment is proven up to an offset."""
-        return path.name == self.segment and end <= self.end
-
-
-NOTHING: Final = SyncProof("", 0)
-
-
-def read_proven(folder: Path) -> SyncProof:
-    """Returns the log's proof note; NOTHING if it is missing or unreadable."""
-    try:
-        segment, end = (folder / NOTE).read_text(encoding="ascii").split()
-        return SyncProof(segment, int(end))
-    except (OSError, ValueError):
-        return NOTHING
-
-
-def note_proven(folder: Path, proven: SyncProof, storage: Storage) -> None:
-    """Write the proof note. It need not be durable: an older note claims less, and a power failure leaves only what is
-    on the disk. If it cannot be written, the next process makes one unnecessary copy.
-    """
-    aside = folder / f"{NOTE}.new"
-    with suppress(OSError):
-        descriptor = storage.create(aside)
-        try:
-            storage.truncate(descriptor, 0)
-            storage.write(descriptor, f"{proven.segment} {proven.end}\n".encode("ascii"), position=0)
-        finally:
-            os.close(descriptor)
-        aside.replace(folder / NOTE)
 
 
 def proven_copy(path: Path, descriptor: int, *, storage: Storage, sync: Callable[[int], None]) -> int | None:

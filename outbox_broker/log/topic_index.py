@@ -1,8 +1,7 @@
 """A topic's consume log: maps a sequence to its location in the message log and to the time when it became ready.
 
 Messages that are contiguous in the message log form one run of 28 bytes. The runs of the active segment are in memory;
-those of sealed segments are in blocks of the segments' index files, of which memory holds only the locations. Does no
-I/O.
+those of sealed segments are in blocks of the segments' footers, of which memory holds only the locations. Does no I/O.
 """
 
 from __future__ import annotations
@@ -39,14 +38,19 @@ class PlaceRun:
         """Returns whether the run has records in the log."""
         return self.offset != DAMAGED
 
+    @property
+    def end_offset(self) -> int:
+        """The offset behind its last record."""
+        return self.offset + self.size_bytes
+
 
 _ROW: Final = struct.Struct("<QQIq")
 _FIRST: Final = struct.Struct("<Q")
 _TIME: Final = struct.Struct("<q")
-_ROW_BYTES: Final = _ROW.size
-_TIME_AT: Final = _ROW_BYTES - _TIME.size
+RUN_BYTES: Final = _ROW.size
+_TIME_AT: Final = RUN_BYTES - _TIME.size
 _COLUMNS: Final = ((0, 8), (8, 8), (20, 8), (16, 4))
-"""Column order of an index file: first sequence, offset, time, size; each as (position in a row, width in bytes)."""
+"""Column order in a footer: first sequence, offset, time, size; each as (position in a row, width in bytes)."""
 
 
 class Runs(msgspec.Struct, gc=False):
@@ -59,7 +63,7 @@ class Runs(msgspec.Struct, gc=False):
     rows: bytearray
 
     def __len__(self) -> int:
-        return len(self.rows) // _ROW_BYTES
+        return len(self.rows) // RUN_BYTES
 
     def append(self, first: int, offset: int, size_bytes: int, ready_at_ms: int) -> None:
         """Add a run at the end."""
@@ -67,17 +71,17 @@ class Runs(msgspec.Struct, gc=False):
 
     def row(self, number: int) -> tuple[int, int, int, int]:
         """Returns first sequence, offset, size and time of a run; -1 is the last run."""
-        start = _ROW_BYTES * number if number >= 0 else len(self.rows) + _ROW_BYTES * number
+        start = RUN_BYTES * number if number >= 0 else len(self.rows) + RUN_BYTES * number
         first, offset, size_bytes, ready_at_ms = _ROW.unpack_from(self.rows, start)
         return first, offset, size_bytes, ready_at_ms
 
     def replace_last(self, first: int, offset: int, size_bytes: int, ready_at_ms: int) -> None:
         """Replace the last run."""
-        _ROW.pack_into(self.rows, len(self.rows) - _ROW_BYTES, first, offset, size_bytes, ready_at_ms)
+        _ROW.pack_into(self.rows, len(self.rows) - RUN_BYTES, first, offset, size_bytes, ready_at_ms)
 
     def first(self, number: int) -> int:
         """The first sequence of a run."""
-        (found,) = _FIRST.unpack_from(self.rows, _ROW_BYTES * number)
+        (found,) = _FIRST.unpack_from(self.rows, RUN_BYTES * number)
         return int(found)
 
     def number_of(self, sequence: int) -> int:
@@ -89,12 +93,12 @@ class Runs(msgspec.Struct, gc=False):
         rows = self.rows
         return bisect_left(
             range(len(self)), time_ms,
-            key=lambda number: int(_TIME.unpack_from(rows, _ROW_BYTES * number + _TIME_AT)[0]),
+            key=lambda number: int(_TIME.unpack_from(rows, RUN_BYTES * number + _TIME_AT)[0]),
         )  # fmt: skip
 
     def slice(self, start: int, end: int) -> Runs:
         """Returns the runs from `start` to `end` (exclusive)."""
-        return Runs(self.rows[_ROW_BYTES * start : _ROW_BYTES * end])
+        return Runs(self.rows[RUN_BYTES * start : RUN_BYTES * end])
 
     def to_bytes(self) -> bytes:
         """Little-endian, column by column."""
@@ -102,17 +106,17 @@ class Runs(msgspec.Struct, gc=False):
         position = 0
         for start, size in _COLUMNS:
             for part in range(size):
-                data[position + part : position + size * count : size] = self.rows[start + part :: _ROW_BYTES]
+                data[position + part : position + size * count : size] = self.rows[start + part :: RUN_BYTES]
             position += size * count
         return bytes(data)
 
     @staticmethod
     def of_bytes(data: bytes) -> Runs:
         """Decodes the output of to_bytes()."""
-        count, rows, position = len(data) // _ROW_BYTES, bytearray(len(data)), 0
+        count, rows, position = len(data) // RUN_BYTES, bytearray(len(data)), 0
         for start, size in _COLUMNS:
             for part in range(size):
-                rows[start + part :: _ROW_BYTES] = data[position + part : position + size * count : size]
+                rows[start + part :: RUN_BYTES] = data[position + part : position + size * count : size]
             position += size * count
         return Runs(rows)
 
@@ -125,10 +129,12 @@ _NO_PLACES: Final[list[BlockPlace]] = []
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """The location of a block of runs: segment of the index file, byte position, number of runs, and their CRC."""
+    """The location of a block of runs: the segment whose messages they are of, by its first offset; the block's own
+    offset in the log, the number of runs, and their CRC.
+    """
 
     segment: int
-    position: int
+    offset: int
     runs: int
     crc: int
 
@@ -143,7 +149,7 @@ class SegmentPlaces:
 
 
 class Blocks(Protocol):
-    """Loads blocks of runs from index files."""
+    """Loads blocks of runs from footers."""
 
     def load(self, place: BlockPlace) -> Runs:
         """Returns the runs of a block. Raises StorageFailed if they cannot be read back intact."""
@@ -200,7 +206,7 @@ class TopicIndex(msgspec.Struct, gc=False):
             self.end = sequence
 
     def add_block(self, first: int, end: int, first_time_ms: int, place: BlockPlace) -> None:
-        """Append a block that was read from an index file. It covers the sequences `first` to `end` (exclusive)."""
+        """Append a block that was read from a footer. It covers the sequences `first` to `end` (exclusive)."""
         self.begin_at(first)
         if self._block_firsts is _NO_SEQUENCES:
             self._block_firsts, self._block_times, self._places = array("Q"), array("q"), []
@@ -234,14 +240,21 @@ class TopicIndex(msgspec.Struct, gc=False):
 
     # -- dropping ----------------------------------------------------------------------------------------------------
 
-    def end_in(self, segment: int) -> int | None:
-        """Returns the end of this topic's sequences in a sealed segment and those before it; None if it has none."""
-        count = sum(1 for _ in self._in_segments_up_to(segment))
-        return self._first_behind(count) if count else None
+    def segment_of(self, sequence: int) -> int | None:
+        """Returns the sealed segment that has a sequence, by its first offset; None if none has."""
+        if sequence >= self._tail_first or not self._places:
+            return None
+        return self._places[max(0, bisect_right(self._block_firsts, sequence) - 1)].segment
+
+    def end_before(self, log_offset: int) -> int:
+        """Returns the end of this topic's sequences in the sealed segments that begin before an offset of the message
+        log; its start if it has none there.
+        """
+        return self._first_behind(bisect_left(self._places, log_offset, key=lambda place: place.segment))
 
     def drop(self, segment: int) -> None:
         """Drop the sequences of a sealed segment and of those before it."""
-        count = sum(1 for _ in self._in_segments_up_to(segment))
+        count = bisect_right(self._places, segment, key=lambda place: place.segment)
         if count:
             self.start = self._first_behind(count)
             del self._block_firsts[:count], self._block_times[:count], self._places[:count]
@@ -311,7 +324,7 @@ class TopicIndex(msgspec.Struct, gc=False):
         return found
 
     def is_in_memory(self, sequence: int) -> bool:
-        """Returns whether this sequence and all later ones can be looked up without reading an index file."""
+        """Returns whether this sequence and all later ones can be looked up without reading a footer."""
         return sequence >= self._tail_first
 
     def ready_at_ms(self, sequence: int) -> int:
@@ -342,12 +355,6 @@ class TopicIndex(msgspec.Struct, gc=False):
         """Returns the block numbers of a segment: the first, and the end (exclusive)."""
         start = bisect_left(self._places, segment, key=lambda place: place.segment)
         return start, bisect_right(self._places, segment, lo=start, key=lambda place: place.segment)
-
-    def _in_segments_up_to(self, segment: int) -> Iterator[BlockPlace]:
-        for place in self._places:
-            if place.segment > segment:
-                return
-            yield place
 
 
 def blocks_of(tail: Runs, end: int, *, runs_max: int) -> Iterator[tuple[int, int, Runs]]:

@@ -1,25 +1,23 @@
 """Rebuilds the in-memory state from the data folder when a broker starts. Everything comes from the two logs.
 
-Checkpoints and index files only save time: replay begins where the newest whole checkpoint of the actions was captured,
-and a sealed message segment whose index file is intact need not be read.
+Checkpoints and footers only save time: replay begins where the newest whole checkpoint of the actions was captured, and
+a sealed message segment whose footer is intact need not be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise, repeat
+from pathlib import Path
 from typing import Final
 
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.group.consumer_group import Group
 from outbox_broker.group.in_flight import InFlightRun
 from outbox_broker.journal.journal import Journal
-from outbox_broker.log.disk_reserve import cure_for
-from outbox_broker.log.message_reader import read_runs, record_at
-from outbox_broker.log.missing_segments import content_bytes
-from outbox_broker.log.segment_index import Directory, read_directory, read_ids, write_index
-from outbox_broker.log.segment_scan import Gap, Segment
-from outbox_broker.log.segmented_log import SegmentedLog
+from outbox_broker.journal.message_reader import message_at, messages_of, read_runs
+from outbox_broker.journal.segment_footer import FoundFooter, find_footer, footers_in, read_ids
+from outbox_broker.segments.port import SegmentInfo
 from outbox_broker.state import checkpoint
 from outbox_broker.state.checkpoint import CheckpointView
 from outbox_broker.state.engine_state import BrokerState
@@ -33,24 +31,22 @@ from outbox_core.runtime.event_logger import EventLogger
 logger: EventLogger = EventLogger(__name__)
 
 _CHANGES: Final = frozenset({FrameKind.CHANGE})
-_NIL: Final = 0xC0
-"""The first byte of a record's first field if that is None; the byte before it holds the number of fields."""
 
 
 def recover(
-    state: BrokerState, messages: SegmentedLog, actions: Journal, *, options: EngineOptions,
-    out: Collection[tuple[str, str]] = (),
+    state: BrokerState, messages: Journal, actions: Journal, *, folder: Path, options: EngineOptions,
+    now_ms: int, out: Collection[tuple[str, str]] = (),
 ) -> None:  # fmt: skip
-    """Open the message log, replay both logs into an empty state, and become able to append to them. `out`: topics and
-    ids of messages that the schedule will dispatch again.
+    """Replay both logs into an empty state, and become able to append to them. `out`: topics and ids of messages that
+    the schedule will dispatch again. `now_ms`: when what is appended meanwhile is stored.
 
     Raises SegmentDamaged if a segment is missing, StorageFailed.
     """
-    messages.open()
-    _refuse_if_a_log_is_missing(messages, actions)
+    _refuse_if_a_log_is_missing(messages, actions, folder=folder)
     stored = actions.recovered.checkpoint
     restored = CheckpointView() if stored is None else checkpoint.restore(state, b"".join(stored.parts))
-    MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max).run(out)
+    recovery = MessageRecovery(state, messages, restored=restored, ids_max=options.dedup_messages_max, now_ms=now_ms)
+    recovery.run(out)
     for name, tombstone in restored.deleted.items():  # the log still holds their messages
         state.delete_topic(name, tombstone, is_kept=name in restored.topics)
     replay = state.replay_action
@@ -59,84 +55,125 @@ def recover(
             replay = LostActions(state, messages).replay
         for frame in block.frames:
             replay(journal.decode_action(frame.payload))
+    _refuse_if_messages_are_gone(
+        state, messages, folder=folder, noted_end=max(state.messages_end, restored.messages_end)
+    )
     actions.resume()
-    _let_go_of_dropped(state)
+    _let_go_of_dropped(state, messages)
 
 
 class MessageRecovery:
     """Recovery of the message log: locations, recent ids, and messages whose dispatch the schedule has not recorded."""
 
-    def __init__(self, state: BrokerState, log: SegmentedLog, *, restored: CheckpointView, ids_max: int) -> None:
+    def __init__(
+        self, state: BrokerState, log: Journal, *, restored: CheckpointView, ids_max: int, now_ms: int
+    ) -> None:  # fmt: skip
         self._state = state
         self._log = log
         self._restored = restored
         self._ids_max = ids_max
+        self._now_ms = now_ms
         self._dispatched: list[int] = []  # offsets, after the checkpoint
+        self._unnamed: dict[int, int] | None = None  # footers in the newest segment, once they are looked for
 
     def run(self, out: Collection[tuple[str, str]]) -> None:
-        """Process all segments; write the index files that are missing."""
-        folder = self._log.folder
-        sealed = self._log.segments[:-1]
-        directories = [read_directory(folder, segment.first_offset, segment.end) for segment in sealed]
-        for index, (segment, directory) in enumerate(zip(sealed, directories, strict=True)):
-            later = sum(directory.ids_count for directory in directories[index + 1 :] if directory is not None)
-            if directory is None or not self._takes(segment, directory, with_ids=later < self._ids_max):
-                self._make_index(segment)
-        for segment in self._log.segments[-1:]:
-            self._read(segment)
-        self._log.ready()
+        """Process all segments; append the footers that are missing."""
+        self._log.resume()
+        segments = self._log.segments
+        sealed = list(pairwise(segments))
+        footers = [self._find(segment, following, following.first) for segment, following in sealed]
+        named: dict[int, int] = {}
+        for footer in footers:
+            named.update({} if footer is None else footer.directory.remade)
+        made: dict[int, int] = {}
+        later_ids = sum(footer.directory.ids_count for footer in footers if footer is not None)
+        for (segment, following), first in zip(sealed, footers, strict=True):
+            later_ids -= 0 if first is None else first.directory.ids_count
+            candidates = self._candidates(segment, following, named, first)
+            if not any(self._takes(segment, footer, with_ids=later_ids < self._ids_max) for footer in candidates):
+                made[segment.first] = self._make_footer(segment, following.first)
+        if segments:
+            self._read_newest(sealed, segments[-1], made)
         self._complete_topics()
         self._note_dispatched(frozenset(out))
 
-    def _takes(self, segment: Segment, directory: Directory, *, with_ids: bool) -> bool:
-        """Load a segment's messages from its index; False, with nothing changed, if it does not match."""
-        ids = read_ids(self._log.folder, segment.first_offset, directory) if with_ids else []
+    def _candidates(
+        self, segment: SegmentInfo, following: SegmentInfo, named: Mapping[int, int], first: FoundFooter | None
+    ) -> Iterator[FoundFooter | None]:  # fmt: skip
+        """Yields the footers of a sealed segment that there may be: what was made anew and a directory names; the one
+        that the next segment begins with; what was made anew since the newest segment was begun.
+        """
+        if segment.first in named:
+            yield self._find(segment, following, named[segment.first])
+        yield first
+        if self._unnamed is None:
+            self._unnamed = footers_in(self._log, self._log.segments[-1])
+        if segment.first in self._unnamed:
+            yield self._find(segment, following, self._unnamed[segment.first])
+
+    def _find(self, segment: SegmentInfo, following: SegmentInfo, offset: int) -> FoundFooter | None:
+        return find_footer(self._log, offset, segment=segment.first, segment_end=following.first)
+
+    def _read_newest(
+        self, sealed: Sequence[tuple[SegmentInfo, SegmentInfo]], newest: SegmentInfo, made: dict[int, int]
+    ) -> None:  # fmt: skip
+        """Read the newest segment; of what was made anew in it, runs may be damaged in the footers that were taken."""
+        state, standing = self._state, dict[int, int]()
+        self._read(newest, standing)
+        for segment, following in sealed:
+            offset = standing.get(segment.first, following.first)
+            footer = None if offset == following.first else self._find(segment, following, offset)
+            if footer is not None:
+                state.update_locations(segment.first, footer)
+        state.active_segment_footers = standing
+        if self._log.newest != newest:  # where none is gone on with, the first of the footers began another
+            made[newest.first] = self._append_footer(newest, self._log.segments[-1].first)
+        state.active_segment_footers.update(made)
+
+    def _takes(self, segment: SegmentInfo, footer: FoundFooter | None, *, with_ids: bool) -> bool:
+        """Load a segment's messages from a footer; False, with nothing changed, if it does not match."""
+        if footer is None:
+            return False
+        ids = read_ids(self._log, footer) if with_ids else []
         topics = self._state.topics
         fits = all(
             not entries or name not in topics or topics[name].index.continues_at(entries[0].first)
-            for name, entries in directory.topics.items()
+            for name, entries in footer.directory.topics.items()
         )
         if ids is None or not fits:
             return False
         for topic, some in ids:
             self._state.recent.add_all(repeat(topic, len(some)), some)
-        self._state.replace_locations(segment.first_offset, directory)
-        self._dispatched += [offset for offset in directory.special if offset >= self._restored.messages_end]
+        self._state.replace_locations(segment.first, footer)
+        self._dispatched += [offset for offset in footer.directory.special if offset >= self._restored.messages_end]
         return True
 
-    def _make_index(self, segment: Segment) -> None:
-        logger.info("segment_index_built", extra={"segment": segment.path.name})
-        state = self._state
-        before = state.recent.added
+    def _make_footer(self, segment: SegmentInfo, end: int) -> int:
+        """Read a segment, and append its footer; returns where that begins."""
+        logger.info("segment_footer_made", extra={"segment": segment.name})
         self._read(segment)
-        try:
-            directory = write_index(
-                self._log.folder, segment.first_offset, segment.end, topics=state.active_segment_topics.values(),
-                ids=state.recent.newest(state.recent.added - before), special=state.active_segment_special.tolist(),
-            )  # fmt: skip
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot write the index of {segment.path.name}: {error.strerror}; {cure_for(error)}"
-            ) from error
-        state.replace_locations(segment.first_offset, directory)
+        return self._append_footer(segment, end)
 
-    def _read(self, segment: Segment) -> None:
-        for frame in self._log.scan(segment):
-            if isinstance(frame, Gap):
-                continue
-            if is_marker(frame.payload):
-                continue  # there may be millions of them in a segment, and the schedule has them all
-            record = journal.decode_message(frame.payload)
-            self._state.replay_message(record, offset=frame.offset, size_bytes=frame.end - frame.offset)
-            if record.copy == journal.FIRED_COPY and frame.offset >= self._restored.messages_end:
-                self._dispatched.append(frame.offset)
+    def _append_footer(self, segment: SegmentInfo, end: int) -> int:
+        """Append the footer of a segment that was read; returns where that begins."""
+        footer = self._state.footer(segment.first, end)
+        found = footer.ending_at(self._log.append(footer.frames, at_ms=self._now_ms))
+        self._state.replace_locations(segment.first, found)
+        return found.offset
+
+    def _read(self, segment: SegmentInfo, footers: dict[int, int] | None = None) -> None:
+        for stored in messages_of(self._log, segment, footers=footers):
+            self._state.replay_message(stored)
+            if stored.is_dispatched and stored.offset >= self._restored.messages_end:
+                self._dispatched.append(stored.offset)
 
     def _note_dispatched(self, out: frozenset[tuple[str, str]]) -> None:
         """Record which messages to be dispatched again have sequences already: they are among the last dispatched."""
         for offset in self._dispatched[-len(out) :] if out else ():
-            record = record_at(self._log, offset)
-            if record is not None and (record.topic, record.id) in out and record.sequence is not None:
-                self._state.dispatched_before[record.topic, record.id] = record.sequence
+            found = message_at(self._log, offset)
+            if found is not None and (found[1].topic, found[1].id) in out:
+                sequence, record = found
+                self._state.dispatched_before[record.topic, record.id] = sequence
                 if self._state.dispatched_from is None:
                     self._state.dispatched_from = offset
 
@@ -146,24 +183,32 @@ class MessageRecovery:
             _go_on_at(self._state, name, end)
 
 
-def _refuse_if_a_log_is_missing(messages: SegmentedLog, actions: Journal) -> None:
-    """Raise SegmentDamaged if one log has segments, and the other, which is created with it, has none.
+def _refuse_if_a_log_is_missing(messages: Journal, actions: Journal, *, folder: Path) -> None:
+    """Raise SegmentDamaged if one log has segments, and all of the other's are gone.
 
-    The first start creates the message log first, and nothing is written to it before the actions have a record.
+    Both are opened at each start, and actions have a record before anything is published. A folder that was removed
+    has fewer openings than the other.
     """
-    has_messages = any(content_bytes(segment.path) for segment in messages.segments)
-    if actions.segments if not messages.segments else has_messages and not actions.segments:
-        gone, there = ("actions", "messages") if messages.segments else ("messages", "actions")
-        folder = messages.folder.parent
-        raise SegmentDamaged(
-            f"all segments in {folder / gone} are missing, and there are some in {folder / there}: restore them from a "
-            f"copy; or move {folder / there} away too, to begin anew"
-        )
+    is_gone = not messages.segments and messages.epoch < actions.epoch
+    if is_gone or (messages.segments and not actions.segments):
+        raise _log_is_gone(folder, "messages" if is_gone else "actions")
 
 
-def is_marker(payload: bytes) -> bool:
-    """Returns whether a record is the marker of a scheduled message, without decoding it."""
-    return payload[1] == _NIL and payload[-1] == journal.SCHEDULED
+def _refuse_if_messages_are_gone(state: BrokerState, messages: Journal, *, folder: Path, noted_end: int) -> None:
+    """Raise SegmentDamaged if the message log has no segment, and its end was noted by an action, or a group has passed
+    a message: retention leaves the newest segment.
+    """
+    groups = (group for topic in state.topics.values() for group in topic.groups.values())
+    if not messages.segments and (noted_end or any(group.position for group in groups)):
+        raise _log_is_gone(folder, "messages")
+
+
+def _log_is_gone(folder: Path, gone: str) -> SegmentDamaged:
+    there = "actions" if gone == "messages" else "messages"
+    return SegmentDamaged(
+        f"all segments in {folder / gone} are missing, and there are some in {folder / there}: restore them from a "
+        f"copy; or move {folder / there} away too, to begin anew"
+    )
 
 
 def _go_on_at(state: BrokerState, name: str, sequence: int) -> None:
@@ -176,7 +221,7 @@ def _go_on_at(state: BrokerState, name: str, sequence: int) -> None:
         index.skip_to(sequence, ready_at_ms=0)
 
 
-def _let_go_of_dropped(state: BrokerState) -> None:
+def _let_go_of_dropped(state: BrokerState, messages: Journal) -> None:
     """Adjust groups to messages that were dropped, by retention or manually, without a record in the action log.
 
     No topic ends before a sequence that a group has seen delivered: its successors would never be delivered.
@@ -184,7 +229,8 @@ def _let_go_of_dropped(state: BrokerState) -> None:
     for name, topic in state.topics.items():
         for group in topic.groups.values():
             _go_on_at(state, name, group.position)
-            lost = group.drop_before(topic.index.start)
+            group.forget_aside_behind(messages.end)
+            lost = group.drop_before(topic.index.start, offset=messages.start)
             if lost:
                 logger.error("unread_messages_missing", extra={"topic": name, "group": group.name, "messages": lost})
 
@@ -206,7 +252,7 @@ class LostActions:
     again. The broker opens all the same: its messages are whole, and consumers must bear duplicates.
     """
 
-    def __init__(self, state: BrokerState, messages: SegmentedLog) -> None:
+    def __init__(self, state: BrokerState, messages: Journal) -> None:
         self._state = state
         self._messages = messages
 
@@ -230,6 +276,7 @@ class LostActions:
             group.unsettled.add(InFlightRun(low, high, 0, 0, 0, group.generation, in_flight=False))
             count += high - low
         if count:
+            group.moved_to = min(group.moved_to, first)
             logger.error("lost_action", extra={"topic": topic, "group": group.name, "messages_again": count})
 
     def _wanted(self, topic: str, group: Group, first: int, end: int) -> Iterator[Range]:

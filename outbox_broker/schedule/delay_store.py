@@ -12,6 +12,7 @@ Guarantees, each across a kill or a power failure at any point:
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Self
 
@@ -277,6 +278,10 @@ class DelayStore:
         """
         self._context.refuse_if_closed()
         self._context.segments.check()
+
+    def standing_still(self) -> AbstractContextManager[object]:
+        """Returns the lock under which nothing is written to the log, and the state does not change. Held briefly."""
+        return self._context.lock
 
     def close(self) -> None:
         """Refuse further calls; idempotent. What is in memory is in the log too."""

@@ -16,7 +16,7 @@ from outbox_broker.segments.local import (
     boot_id,
     head_of,
     is_unfinished,
-    read_note,
+    noted_blocks,
     refuse_if_newest_is_missing,
 )
 from outbox_broker.segments.port import SegmentInfo
@@ -27,9 +27,9 @@ from outbox_core.journal.block import (
     Block,
     SegmentRefused,
     decode_segment_head,
-    scan,
 )
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.journal.segment_note import read_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +82,10 @@ class FolderView:
         """The blocks of a file as its next owner would find them; see the port. Only a log can have a torn tail in
         which whole blocks are: of a bucket, and of the id index, the log names what counts.
         """
-        info, note = self._infos[name], read_note(self._folder, name)
+        info, note = self._infos[name], read_note(self._path(name))
         data = self._read(name, 0, self.size_bytes(name))
-        known = max(proven, 0 if note is None else note.end) if info.kind in LOGS else len(data)
-        is_same_boot = bool(self._boot) and note is not None and note.boot == self._boot
-        return scan(data, first=info.first, proven=info.first + known, same_boot=is_same_boot, wanted=wanted)
+        known = proven if info.kind in LOGS else len(data)
+        return noted_blocks(data, note, first=info.first, proven=known, boot=self._boot, wanted=wanted)
 
     def _find(self, path: Path) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import DECODE_ERRORS, ConfigurationError
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.protocol.decoder_cache import json_decoder
 
@@ -151,7 +151,7 @@ def replay(records: Iterable[bytes], *, ledger: int) -> SegmentMap:
     for data in records:
         try:
             record = _RECORDS.decode(data)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise SegmentDamaged(f"manifest ledger {ledger}: a record cannot be read: {error}") from error
         if is_empty and not isinstance(record, Snapshot):
             break
@@ -176,7 +176,7 @@ def decode_node(value: bytes, *, cluster: str, shard: str) -> ShardNode:
     """Returns a node's content. Raises ConfigurationError if it is of another cluster or of another version."""
     try:
         version = json_decoder(_Version).decode(value).format
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise ConfigurationError(
             f"the node of shard {shard} is no manifest ({error}): name the path that `outbox delay init` made"
         ) from error

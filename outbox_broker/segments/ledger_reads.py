@@ -109,7 +109,7 @@ class LedgerBytes:
             for block in scan(
                 data, first=first + position, proven=first + position + len(data), same_boot=True, wanted=wanted
             ):
-                yield block._replace(position=position + block.position, end=position + block.end)
+                yield block.moved(position)
             position += len(data)
 
     def _entries(self, count: int) -> Iterator[bytes]:

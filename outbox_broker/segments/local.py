@@ -17,7 +17,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,13 +45,13 @@ from outbox_core.journal.block import (
     scan,
 )
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.journal.segment_note import NOTE_SUFFIX, SegmentNote, encode_note, read_note
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
 SUFFIX: Final = ".segment"
 OPEN_FILES_MAX: Final = 128
-_NOTE_SUFFIX: Final = ".proven"
 _EARLIER_SUFFIXES: Final = frozenset({".delay", ".log"})
 LOGS: Final = frozenset({SegmentKind.MESSAGES, SegmentKind.ACTIONS})
 """Kinds of segments whose ends nothing else names, and which are gone on with: they have a note."""
@@ -97,16 +97,6 @@ class _Use:
                 self._unused.notify_all()
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Up to which position a segment was durable for a process without failed syncs, and the machine's start then. It
-    may lag, and never leads.
-    """
-
-    end: int
-    boot: str
-
-
 class LocalSegments:
     """Segments in a folder. close() releases the folder to the next owner."""
 
@@ -132,6 +122,8 @@ class LocalSegments:
         self._writers: dict[str, LocalWriter] = {}
         self._guard = threading.RLock()
         self._unused = threading.Condition(self._guard)
+        self._confirming = threading.Lock()
+        """Held while the folder is synced, and not the guard: appends and reads go on beside it."""
         self._folder_changed = False
         self._unnoted: set[str] = set()  # segments of logs of which nothing was committed yet
         self._failure: OSError | None = None
@@ -164,13 +156,11 @@ class LocalSegments:
             refuse_if_newest_is_missing(folder)
             if reserve is not None:
                 reserve.release()
-            epoch_file = EpochFile(folder)
-            epoch = epoch_file.read() + 1
-            epoch_file.write(epoch, storage)
+            epoch = _begin_epoch(folder, storage.disk if isinstance(storage, UnsyncedStorage) else storage)
             for path in unfinished:
                 if path.exists():  # an epoch's that was not renamed has been by now
                     logger.warning("unfinished_file_removed", extra={"file": path.name})
-                    path.with_suffix(_NOTE_SUFFIX).unlink(missing_ok=True)
+                    path.with_suffix(NOTE_SUFFIX).unlink(missing_ok=True)
                     storage.remove(path)
             for path in unreadable:
                 logger.error("unreadable_segment_set_aside", extra={"segment": path.stem, "suffix": _ASIDE_SUFFIX})
@@ -209,7 +199,7 @@ class LocalSegments:
         Without space for the copy it goes on unproven: whether a sync of an earlier owner failed is not known then.
         """
         self.refuse_if_unable()
-        path, note = self._path(name), read_note(self._folder, name)
+        path, note = self._path(name), read_note(self._path(name))
         try:
             self._storage.remove(self._note_path(name))  # before the first write: it would claim too much
             with self.opened(name, make=False) as file:
@@ -220,7 +210,7 @@ class LocalSegments:
                         os.close(file.descriptor)
                         file.descriptor, is_proven = copy, True
                 size = os.fstat(file.descriptor).st_size
-                if size > SEGMENT_HEAD_BYTES + end:
+                if size != SEGMENT_HEAD_BYTES + end:  # shorter, too: of a block that was durable an end is gone
                     self._storage.truncate(file.descriptor, SEGMENT_HEAD_BYTES + end)
         except OSError as error:
             raise StorageFailed(f"cannot go on in {name}: {error.strerror}; {cure_for(error)}") from error
@@ -250,7 +240,7 @@ class LocalSegments:
         with self._guard:
             self._refuse_if_closed()
             info, writer = self._infos.get(name), self._writers.get(name)
-        note = read_note(self._folder, name)
+        note = read_note(self._path(name))
         try:
             with self.opened(name, make=False) as file:
                 size = os.fstat(file.descriptor).st_size if writer is None else SEGMENT_HEAD_BYTES + writer.end
@@ -260,10 +250,7 @@ class LocalSegments:
         if info is None:
             raise StorageFailed(f"cannot read {name}: there is no such segment")
         end = 0
-        for block in scan(
-            data, first=info.first, proven=info.first + max(proven, 0 if note is None else note.end),
-            same_boot=bool(self._boot) and note is not None and note.boot == self._boot, wanted=wanted,
-        ):  # fmt: skip
+        for block in noted_blocks(data, note, first=info.first, proven=proven, boot=self._boot, wanted=wanted):
             yield block
             end = block.end
         if end < len(data):
@@ -277,8 +264,8 @@ class LocalSegments:
             with self._guard:
                 for name in names:
                     self._delete(name)
-                if names:
-                    self._storage.sync_folder(self._folder)
+            if names:
+                self._storage.sync_folder(self._folder)
         except OSError as error:
             raise StorageFailed(f"cannot delete a segment: {error.strerror}") from error
 
@@ -297,6 +284,10 @@ class LocalSegments:
             while self._files:
                 os.close(self._files.popitem()[1].descriptor)
         self._folder_lock.release()
+
+    def standing_still(self) -> AbstractContextManager[object]:
+        """Returns the lock under which no file is made or deleted. What is appended needs its owner's."""
+        return self._guard
 
     # -- for the writers of this folder ------------------------------------------------------------------------------
 
@@ -374,13 +365,14 @@ class LocalSegments:
         still the owner, and that nothing failed: a sync that completed after another one took over, or failed, must not
         be acknowledged. Raises StorageFailed, WriterFenced.
         """
-        with self._guard:
+        with self._confirming:
             if self._folder_changed:
+                self._folder_changed = False  # before the sync: a file that is begun meanwhile needs another one
                 try:
                     self._storage.sync_folder(self._folder)
-                except OSError as error:  # noted under the guard: the next sync of the folder may report nothing
+                except OSError as error:  # noted before another one syncs, who may be told nothing
                     raise self._failed(error) from error
-                self._folder_changed = False
+        with self._guard:
             # Not before a commit of its own: the note of a segment says that somebody was told what is in it.
             if name in self._unnoted:
                 self._unnoted.discard(name)
@@ -395,12 +387,12 @@ class LocalSegments:
         written, the next owner makes one needless copy.
         """
         path = self._note_path(name)
-        aside = path.with_suffix(f"{_NOTE_SUFFIX}.new")
+        aside = path.with_suffix(f"{NOTE_SUFFIX}.new")
         with suppress(OSError):
             descriptor = self._storage.create(aside)
             try:
                 self._storage.truncate(descriptor, 0)
-                self._storage.write(descriptor, f"{end} {self._boot}\n".encode("ascii"), position=0)
+                self._storage.write(descriptor, encode_note(SegmentNote(end, self._boot)), position=0)
             finally:
                 os.close(descriptor)
             aside.replace(path)
@@ -480,7 +472,7 @@ class LocalSegments:
         return self._folder / f"{name}{SUFFIX}"
 
     def _note_path(self, name: str) -> Path:
-        return self._folder / f"{name}{_NOTE_SUFFIX}"
+        return self._folder / f"{name}{NOTE_SUFFIX}"
 
 
 class LocalWriter:
@@ -619,13 +611,33 @@ class LocalWriter:
             raise StorageFailed(f"{self.name} was deleted")
 
 
-def read_note(folder: Path, name: str) -> Note | None:
-    """Returns the note of a segment; None if it has none, or a damaged one."""
-    try:
-        end, _, boot = (folder / f"{name}{_NOTE_SUFFIX}").read_text(encoding="ascii").strip().partition(" ")
-        return Note(int(end), boot)
-    except (OSError, ValueError):
-        return None
+def noted_blocks(
+    data: bytes, note: SegmentNote | None, *, first: int, proven: int, boot: str, wanted: Container[int] | None
+) -> Iterator[Block]:  # fmt: skip
+    """Yields the blocks of a file, without its head, up to a torn tail; see the port. `boot`: this machine's start."""
+    noted_end = 0 if note is None else note.end
+    is_same_boot = bool(boot) and note is not None and note.boot == boot
+    end = 0
+    for block in scan(
+        data, first=first, proven=first + max(proven, noted_end), same_boot=is_same_boot, wanted=wanted
+    ):  # fmt: skip
+        yield block
+        end = block.end
+    if noted_end > max(end, proven):
+        # It was durable, and the file ends before it, between two blocks: no block says that any is missing.
+        yield Block(None, None, [], None, [], position=end, end=noted_end)
+
+
+def _begin_epoch(folder: Path, disk: Storage) -> int:
+    """Returns the folder's next epoch, which is durable then, whatever the durability: a log is known to be gone by it.
+    Raises OSError.
+    """
+    epoch_file = EpochFile(folder)
+    epoch = epoch_file.read() + 1
+    if epoch == 1:  # the folder may be new, too
+        disk.sync_folder(folder.parent)
+    epoch_file.write(epoch, disk)
+    return epoch
 
 
 def _log_of(path: Path) -> str:
@@ -669,7 +681,7 @@ def refuse_if_newest_is_missing(folder: Path) -> None:
     the log would go on at an earlier end.
     """
     # The notes first, as the owner may be writing: one is made behind its segment, and removed before it.
-    notes = sorted(folder.glob(f"*{_NOTE_SUFFIX}"), reverse=True)
+    notes = sorted(folder.glob(f"*{NOTE_SUFFIX}"), reverse=True)
     newest = {_log_of(path): path.stem for path in sorted(folder.glob(f"*{SUFFIX}"))}
     for path in notes:
         if path.stem > newest.get(_log_of(path), ""):
@@ -706,9 +718,9 @@ def head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead | None
             raise ConfigurationError(f"{path}: {refused}") from refused
         log = _log_of(path)
         # A log has notes from its first commit on; of the id index, whose names are alike, nothing has.
-        if block is None and any(path.parent.glob(f"{log}-*{_NOTE_SUFFIX}")):
+        if block is None and any(path.parent.glob(f"{log}-*{NOTE_SUFFIX}")):
             newest = max(path.parent.glob(f"{log}-*{SUFFIX}"))
-            if path != newest or path.with_suffix(_NOTE_SUFFIX).exists():
+            if path != newest or path.with_suffix(NOTE_SUFFIX).exists():
                 raise SegmentDamaged(
                     f"{path.stem}: its head and those of its blocks are lost; restore {path.stem} from a copy"
                 ) from refused
@@ -716,4 +728,6 @@ def head_of(path: Path, file: BinaryIO, *, is_owned: bool) -> SegmentHead | None
         logger.error("segment_head_damaged", extra={"segment": path.stem})  # noqa: TRY400 - there is nothing to trace
         is_record = block is None or block.kind == FrameKind.RECORD
         kind = SegmentKind.BUCKET if is_record else SegmentKind.MESSAGES
-        return SegmentHead(kind=kind, epoch=0, first=0 if block is None else block.first, created_at_ms=0)
+        # Of its last write: retention keeps the segment before it for longer rather than for less.
+        written_ms = os.fstat(file.fileno()).st_mtime_ns // 1_000_000
+        return SegmentHead(kind=kind, epoch=0, first=0 if block is None else block.first, created_at_ms=written_ms)

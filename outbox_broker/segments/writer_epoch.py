@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from outbox_broker.log.storage import Storage
+from outbox_broker.log.storage import Storage, write_synced
 
-_NAME: Final = "epoch"
+FILE_NAME: Final = "epoch"
 _TEXT_BYTES_MAX: Final = 24
 
 
@@ -17,7 +17,7 @@ class EpochFile:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path = os.fspath(folder / _NAME)
+        self._path = os.fspath(folder / FILE_NAME)
 
     def identity(self) -> tuple[int, int] | None:
         """Returns what tells that nobody has written it since: inode and write time, by one system call; None without
@@ -45,14 +45,6 @@ class EpochFile:
         return int(text) if text.isdigit() else 0
 
     def write(self, epoch: int, storage: Storage) -> None:
-        """Write the epoch to a new file and rename it, so that a power failure leaves either the old or the new one."""
-        aside = self._folder / f"{_NAME}.new"
-        descriptor = storage.create(aside)
-        try:
-            storage.truncate(descriptor, 0)
-            storage.write(descriptor, f"{epoch}\n".encode(), position=0)
-            storage.sync(descriptor)
-        finally:
-            os.close(descriptor)
-        aside.replace(self._path)
+        """Write the epoch, durably. Raises OSError."""
+        write_synced(self._folder / FILE_NAME, f"{epoch}\n".encode(), storage)
         storage.sync_folder(self._folder)

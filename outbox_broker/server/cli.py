@@ -1,4 +1,5 @@
-"""The commands `outbox broker serve | folder | log | token`, which need no client; broker_adapter/http adds the others.
+"""The commands of `outbox broker` that need no client: serve, folder, log, token, verify and restore. Others are in
+broker_adapter/http.
 
 Only `serve` loads the server's libraries.
 """
@@ -17,8 +18,11 @@ from typing import Annotated, Final
 
 import typer
 
+from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.logs import LogFormat
+from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
+from outbox_core.runtime.terminal_text import utc_text
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker.")
 
@@ -149,6 +153,82 @@ def log(
         else:
             print(*lines_of(report), sep="\n")
     raise typer.Exit(status)
+
+
+@app.command()
+def verify(
+    backup: Annotated[Path, typer.Argument(help="The folder that backup wrote.")],
+    progress: ProgressOption = ProgressForm.AUTO,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say whether a backup is whole.
+
+    Reads every byte of it, and names files and ranges of bytes that are changed, missing, cut or too much.
+
+    Exit status as that of `outbox broker log`: 4 damage; 8 cannot be read, or is no backup.
+
+    Examples:
+
+      outbox broker verify /mnt/backup/broker
+
+      outbox broker verify /mnt/backup/broker --json
+    """
+    from outbox_broker.backup.verify import check_backup
+    from outbox_broker.server.log_report import LogStatus
+
+    try:
+        with Progress("verify", form=progress, steady=True) as shown:
+            manifest, damage = check_backup(backup, shows=shown.update)
+    except (ConfigurationError, StorageFailed) as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(LogStatus.UNREADABLE) from error
+    status = LogStatus.DAMAGED if damage else LogStatus.CLEAN
+    if as_json:
+        facts = (None, None, None) if manifest is None else (manifest.at_ms, len(manifest.files), manifest.size_bytes)
+        found = dict(zip(("at_ms", "files", "size_bytes"), facts, strict=True))
+        print(json.dumps({"backup": str(backup), **found, "damage": list(map(asdict, damage)), "status": status}))
+    elif damage:
+        print(*damage, sep="\n")
+        print("damaged: do not restore it; remove these files, and the next backup into this folder copies them anew")
+    elif manifest is not None:
+        size = f"{len(manifest.files)} files, {manifest.size_bytes:,} bytes"
+        print(f"whole: the backup of {utc_text(manifest.at_ms)}, {size}, taken by release {manifest.release}")
+    raise typer.Exit(status)
+
+
+@app.command()
+def restore(
+    backup: Annotated[Path, typer.Argument(help="The folder that backup wrote.")],
+    to: Annotated[Path, typer.Option("--to", help="The data folder; made, or empty.")],
+    progress: ProgressOption = ProgressForm.AUTO,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Restore a backup into an empty data folder.
+
+    Verifies the backup before. The folder is another generation of the broker: receipts of before are stale. Says what
+    may be missing, and what may be delivered again. Never run both brokers for the same clients.
+
+    Examples:
+
+      outbox broker restore /mnt/backup/broker --to /var/lib/broker
+
+      outbox broker restore /mnt/backup/broker --to ./restored --json
+    """
+    from outbox_broker.backup.restore import restore_backup
+    from outbox_broker.log.storage import DiskStorage
+
+    with Progress("restore", form=progress, steady=True) as shown:
+        manifest, done = restore_backup(backup, to, storage=DiskStorage(), clock=SystemClock(), shows=shown.update)
+    if as_json:
+        outcome = {"folder": str(to), "backup_at_ms": manifest.at_ms, "restored_at_ms": done.at_ms}
+        print(json.dumps({**outcome, "files": len(manifest.files), "size_bytes": manifest.size_bytes}))
+        return
+    since = utc_text(manifest.at_ms)
+    print(f"{to} is the broker of {since}: {len(manifest.files)} files, {manifest.size_bytes:,} bytes")
+    print(f"what came after {since} is not in it:")
+    print("- messages that were published or scheduled since are missing: reconcile, and an archive says which")
+    print("- messages that were settled since are delivered again; scheduled ones that were canceled since fall due")
+    print("- receipts that were given before now are stale")
 
 
 def _toml(value: str | list[str]) -> str:

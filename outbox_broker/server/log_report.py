@@ -17,19 +17,16 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from outbox_broker.journal.replay import JournalReplay
-from outbox_broker.log import missing_segments
-from outbox_broker.log.segment_scan import Gap, frames_in
-from outbox_broker.log.sync_proof import NOTE, read_proven
 from outbox_broker.segments.folder_view import FolderView
 from outbox_broker.segments.local import LOGS, SUFFIX
 from outbox_broker.segments.port import SegmentInfo, SegmentReader
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal.block import Block, FrameKind, SegmentRefused
 from outbox_core.journal.checkpoint_parts import CheckpointParts
-from outbox_core.journal.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader
+from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.journal.segment_note import NOTE_SUFFIX
 
 _LOG_NAME: Final = re.compile(r"(.+)-\d{12}")
-_EARLIER_LOG_NAME: Final = re.compile(r"\d{20}\.log")
 _ALL_KINDS: Final = frozenset(FrameKind)
 _LOOKS: Final = 4
 """At a torn tail of a segment that may be written to, so many times, before it counts as one."""
@@ -171,11 +168,8 @@ def report_folder(folder: Path) -> list[StoreReport]:
         folders = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
         for one in folders:
             name = "." if one == folder else one.name
-            if any(one.glob(f"*{SUFFIX}")):
+            if any(one.glob(f"*{SUFFIX}")) or any(one.glob(f"*{NOTE_SUFFIX}")):
                 found.append(_report_settled(one, store=name))
-            earlier = sorted(path for path in one.glob("*.log") if _EARLIER_LOG_NAME.fullmatch(path.name))
-            if earlier or (one / NOTE).exists():
-                found.append(_report_earlier(one, earlier, store=name))
     except OSError as error:
         raise StorageFailed(f"cannot read {folder}: {error.strerror}") from error
     if not found:
@@ -235,9 +229,9 @@ def _report_view(folder: Path, *, store: str) -> StoreReport:
 def _replay(view: SegmentView, log: str) -> JournalReplay | str:
     """Returns what an opening would find, or why it would refuse the log."""
     try:
-        replay = JournalReplay(view, log)
-        # The actions are opened though some are lost: what they may have delivered comes again.
-        for _ in replay.blocks(_ALL_KINDS, may_lose_changes=log == "actions"):
+        replay = JournalReplay(view, log, has_checkpoints=log != "messages")
+        # Messages are opened whatever is lost of them; the actions, too: what they may have delivered comes again.
+        for _ in replay.blocks(_ALL_KINDS, may_lose_changes=log == "actions") if log != "messages" else ():
             pass
     except (SegmentDamaged, SegmentRefused) as error:
         return str(error)
@@ -332,9 +326,10 @@ def _scan(view: SegmentView, info: SegmentInfo, *, limit: int | None) -> _Scanne
                 scanned.checkpoints.setdefault(captured, CheckpointParts()).update(parts)
     size_bytes = view.size_bytes(info.name)
     if limit is not None:
-        if scanned.end < limit:
+        end = min(scanned.end, size_bytes)
+        if end < limit:
             what = "it ends before the next one begins"
-            scanned.damage.append(Damage(position=scanned.end, size_bytes=limit - scanned.end, what=what))
+            scanned.damage.append(Damage(position=end, size_bytes=limit - end, what=what))
     elif last is not None and last.damaged is None and last.end >= size_bytes and info.kind not in LOGS:
         # A flush that did not end leaves a part of a block in a bucket: nothing names it.
         scanned.damage.pop()
@@ -356,70 +351,6 @@ def _damage(block: Block) -> Damage:
 
 def _kind_name(kind: int | None) -> str:
     return "unknown" if kind is None or kind not in _ALL_KINDS else FrameKind(kind).name.lower()
-
-
-# -- logs of the engine that are not blocks yet ------------------------------------------------------------------------
-
-
-def _report_earlier(folder: Path, paths: Sequence[Path], *, store: str) -> StoreReport:
-    """Returns the report of a log whose segments are called by their first offsets."""
-    segments: list[SegmentReport] = []
-    unreadable: dict[str, str] = {}
-    for path, following in zip(paths, [*paths[1:], None], strict=True):
-        limit = None if following is None else int(following.stem)
-        try:
-            segments.append(_report_earlier_segment(path, limit=limit))
-        except FileNotFoundError:
-            continue  # retention has dropped it
-        except (SegmentDamaged, PermissionError) as error:
-            unreadable[path.name] = str(error)
-    end = segments[-1].end if segments else 0
-    first = segments[0].first if segments else 0
-    log = LogReport(name=store, end=end, durable=0, replayed_from=first, segments=segments, checkpoints=())
-    missing = None
-    try:
-        missing_segments.refuse_if_newest_is_missing(folder, paths)
-    except SegmentDamaged as error:
-        missing = str(error)
-    return StoreReport(store=store, logs=[log], unreadable=unreadable, missing=missing)
-
-
-def _report_earlier_segment(path: Path, *, limit: int | None) -> SegmentReport:
-    first = int(path.stem)
-    data = path.read_bytes()
-    damage: list[Damage] = []
-    kind, created_at_ms, epoch = "unknown", 0, 0
-    try:
-        head = SegmentHeader.decode(data)
-        kind, created_at_ms = head.kind.name.lower(), head.created_at_ms
-    except SegmentDamaged as error:
-        if "version" in str(error):
-            raise
-        damage.append(Damage(position=0, size_bytes=0, what="the head of the segment"))
-    size_bytes = len(data) - HEADER_BYTES if limit is None else limit - first
-    body = data[HEADER_BYTES : HEADER_BYTES + size_bytes]
-    count, end, tail_bytes = 0, 0, 0
-    proven = read_proven(path.parent)
-    proven_bytes = proven.end - first if proven.segment == path.name else 0
-    if limit is None and len(body) < proven_bytes:
-        what = "it ends before what was durable"
-        damage.append(Damage(position=len(body), size_bytes=proven_bytes - len(body), what=what))
-    for found in frames_in(body, first_offset=0):
-        if not isinstance(found, Gap):
-            count += 1
-            end = found.end
-        elif limit is None and found.end >= len(body) and found.offset >= proven_bytes:
-            tail_bytes = found.size_bytes
-        else:
-            damage.append(Damage(position=found.offset, size_bytes=found.size_bytes, what="frames"))
-            end = found.end
-    if limit is not None and len(body) < size_bytes:
-        what = "it ends before the next one begins"
-        damage.append(Damage(position=len(body), size_bytes=size_bytes - len(body), what=what))
-    return SegmentReport(
-        name=path.stem, kind=kind, epoch=epoch, created_at_ms=created_at_ms, first=first, end=first + end,
-        blocks={}, frames=count, damaged_places=len(damage), damage=damage[:_DAMAGE_MAX], tail_bytes=tail_bytes,
-    )  # fmt: skip
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 So replay begins where the newest one was captured, and older segments can be removed. A checkpoint is covered by the
 log's checksums and syncs: if one is torn or damaged, replay begins with the one before, which is slower and gives the
 same state.
-State that follows from the message log alone (locations, recent ids) is not included: the segments' index files hold
+State that follows from the message log alone (locations, recent ids) is not included: the segments' footers hold
 it. Nor is the schedule, which is durable by itself.
 """
 
@@ -19,8 +19,11 @@ from outbox_broker.group.dead_letters import DeadState
 from outbox_broker.group.failure_reasons import ReasonTexts
 from outbox_broker.group.in_flight import InFlightRun, UnsettledRuns
 from outbox_broker.group.key_order import KeyOrder, OrderState
+from outbox_broker.group.messages_aside import OwnPlace
+from outbox_broker.recurring.recurring_state import RecurringState
 from outbox_broker.state.engine_state import BrokerState, Tombstone, config_of, settings_of
 from outbox_core.common.rate_limit import RateLimit
+from outbox_core.journal.recurring_records import AddedRecurring
 
 PART_BYTES: Final = 1024 * 1024
 
@@ -37,6 +40,7 @@ class _InFlightRun(msgspec.Struct, array_like=True, frozen=True):
     history: tuple[tuple[int, int], ...] = ()
     together: int = 1
     expiry_counts: bool = True
+    redriven: bool = False
 
 
 class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -52,7 +56,16 @@ class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     redrive_pace: tuple[int, int] = (0, 0)
     dead: DeadState | None = None
     reasons: ReasonTexts = []
-    latest_ms: int = 0
+    redriven: DeadState | None = None
+    places: dict[int, OwnPlace] = {}
+    moved_to: int = 0
+    edited_ids: list[str] = []
+
+
+class _Recurring(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    added: AddedRecurring
+    fired_to_ms: int
+    paused: bool
 
 
 class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -62,6 +75,9 @@ class _Checkpoint(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     groups: list[_Group]
     deleted: dict[str, Tombstone] = {}
     generation: int = 0
+    latest_ms: int = 0
+    recurring: list[_Recurring] = []
+    recurring_generation: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,7 +116,12 @@ def restore(state: BrokerState, data: bytes) -> CheckpointView:
             ),
             group_state,
         )
-    state.generation = decoded.generation
+    state.generation, state.latest_ms = decoded.generation, decoded.latest_ms
+    for stored in decoded.recurring:
+        state.recurring.restore(
+            RecurringState(added=stored.added, fired_to_ms=stored.fired_to_ms, paused=stored.paused)
+        )
+    state.recurring.generation = decoded.recurring_generation
     return CheckpointView(decoded.messages_end, decoded.topics, decoded.deleted)
 
 
@@ -112,6 +133,12 @@ def _capture(state: BrokerState, messages_end: int) -> _Checkpoint:
         groups=[_group(name, group) for name, topic in state.topics.items() for group in topic.groups.values()],
         deleted=state.deleted,
         generation=state.generation,
+        latest_ms=state.latest_ms,
+        recurring=[
+            _Recurring(added=recurring.added, fired_to_ms=recurring.fired_to_ms, paused=recurring.paused)
+            for recurring in state.recurring.by_name.values()
+        ],
+        recurring_generation=state.recurring.generation,
     )
 
 
@@ -121,9 +148,10 @@ def _group(topic: str, group: Group) -> _Group:
         paused=group.paused, generation=group.generation, seek_generation=group.seek_generation,
         in_flight=_encode_in_flight(group.unsettled),  # type: ignore[arg-type]  # which is written as the list is
         dead=group.dead.capture() if group.dead else None,
+        redriven=group.redriven.capture() if group.redriven else None,
         redrive_pace=(group.redrive_pace.second_ms, group.redrive_pace.used),
         order=None if group.order is None else group.order.capture(), reasons=group.reasons.capture(),
-        latest_ms=group.latest_ms,
+        places=group.aside.capture(), moved_to=group.moved_to, edited_ids=list(group.edited_ids),
     )  # fmt: skip
 
 
@@ -132,7 +160,7 @@ def _encode_in_flight(unsettled: UnsettledRuns) -> msgspec.Raw:
     runs = [
         _encode(
             _InFlightRun(run.first, run.count, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,
-                  run.in_flight, run.reason, run.history, run.together, run.expiry_counts)
+                  run.in_flight, run.reason, run.history, run.together, run.expiry_counts, run.redriven)
         )
         for run in unsettled
     ]  # fmt: skip
@@ -147,11 +175,16 @@ def _restore_group(group: Group, group_state: _Group) -> None:
         end = run.first + run.count
         group.unsettled.add(
             InFlightRun(run.first, end, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,
-                 run.in_flight, run.reason, run.history, run.together, run.expiry_counts)
+                 run.in_flight, run.reason, run.history, run.together, run.expiry_counts, run.redriven)
         )  # fmt: skip
     if group_state.dead is not None:
         group.dead.restore(group_state.dead)
-    group.redrive_pace, group.latest_ms = RateLimit(*group_state.redrive_pace), group_state.latest_ms
+    if group_state.redriven is not None:
+        group.redriven.restore(group_state.redriven)
+    group.redrive_pace = RateLimit(*group_state.redrive_pace)
+    group.aside.put(group_state.places)
+    group.moved_to = group_state.moved_to
+    group.remember_edited(group_state.edited_ids)
     if group_state.order is not None:
         group.order = KeyOrder()
         group.order.restore(group_state.order)

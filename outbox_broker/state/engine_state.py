@@ -22,15 +22,18 @@ from outbox_broker.group.failure_reasons import ReasonBudget
 from outbox_broker.group.in_flight import InFlightCount
 from outbox_broker.group.key_order import KeyOrder
 from outbox_broker.group.subscription_matcher import SubscriptionMatcher
-from outbox_broker.log.segment_index import Directory
+from outbox_broker.journal.message_reader import StoredMessage
+from outbox_broker.journal.segment_footer import Footer, FoundFooter, footer_of
 from outbox_broker.log.topic_index import BlockPlace, Blocks, TopicIndex
+from outbox_broker.recurring.recurring_state import RecurringRegistry
 from outbox_broker.state.client_topic_quota import Coverage
 from outbox_broker.state.message_id_map import MessageIdMap
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.journal import journal
-from outbox_core.journal.dead_letter_records import Discarded
+from outbox_core.journal.dead_letter_records import ClockStepped, Discarded, Edited, RedriveStopped
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
 from outbox_core.journal.order_records import Filed
+from outbox_core.journal.recurring_records import AddedRecurring, DeletedRecurring, FiredRecurring, PausedRecurring
 from outbox_core.messages.message import GroupConfig
 
 _SETTINGS = tuple(setting.name for setting in fields(GroupConfig))
@@ -74,7 +77,12 @@ class BrokerState:
         self.coverage = Coverage(self.topics)
         self.recent = RecentIds(options.dedup_messages_max)
         self.counters: Counter[tuple[str, str, str]] = Counter()
+        self.recurring = RecurringRegistry()
         self.epoch = 0
+        self.messages_end = 0
+        """The end of the message log at the last opening that an action tells of."""
+        self.latest_ms = 0
+        """The wall clock's time at the last action."""
         self.in_flight_total = InFlightCount()
         self.dead_letter_memory = MemoryUse()
         self.reason_budget = ReasonBudget(options.reasons_bytes_max, options.group_reasons_bytes_min)
@@ -83,7 +91,9 @@ class BrokerState:
         self.active_segment_topics: dict[str, TopicIndex] = {}
         """The topics with messages in the active segment."""
         self.active_segment_special = array("Q")
-        """Offsets in it of messages that became due: the index file lists them, so that they are found again."""
+        """Offsets in it of messages that became due: its footer lists them, so that they are found again."""
+        self.active_segment_footers: dict[int, int] = {}
+        """The footers in it that were made anew: the first offset of each one's segment, and where it begins."""
         self.dispatched_before: dict[tuple[str, str], int] = {}
         """Sequences, by topic and id, of messages dispatched before a restart that the schedule will dispatch again."""
         self.dispatched_from: int | None = None
@@ -122,41 +132,53 @@ class BrokerState:
         self.active_segment_topics[topic] = index
         index.place(count, offset, size_bytes, ready_at_ms=ready_at_ms, sealed_end=sealed_end)
 
-    def replay_message(self, record: journal.MessageRecord, *, offset: int, size_bytes: int) -> None:
-        """Apply a record of the message log: its id and its location."""
-        if record.copy != journal.SCHEDULED:  # the schedule is asked: a power failure may have lost it there
-            self.recent.add(record.topic, record.id)
-        if record.sequence is not None:
+    def replay_message(self, stored: StoredMessage) -> None:
+        """Apply a message of the message log: its id and, if it is in its topic, its location."""
+        record, ready_at_ms = stored.record, stored.stored_at_ms
+        self.recent.add(record.topic, record.id)
+        if stored.sequence is not None:
             index = self.topic(record.topic).index
-            ready_at_ms = record.stored_at_ms
-            if record.sequence != index.end:
-                index.begin_at(record.sequence)
-                index.skip_to(record.sequence, ready_at_ms=ready_at_ms)
-            self.place(record.topic, 1, offset, size_bytes, ready_at_ms=ready_at_ms, sealed_end=0)
-        if record.copy == journal.FIRED_COPY:
-            self.active_segment_special.append(offset)
+            if stored.sequence != index.end:
+                index.begin_at(stored.sequence)
+                index.skip_to(stored.sequence, ready_at_ms=ready_at_ms)
+            self.place(record.topic, 1, stored.offset, stored.size_bytes, ready_at_ms=ready_at_ms, sealed_end=0)
+        if stored.is_dispatched:
+            self.active_segment_special.append(stored.offset)
 
-    def replace_locations(self, segment: int, directory: Directory) -> None:
-        """Replace the in-memory locations of a segment's messages by those of its index file, which is complete."""
-        for name, entries in directory.topics.items():
+    def footer(self, segment: int, end: int) -> Footer:
+        """Returns what is in memory of the active segment, which begins and ends at these offsets. Changes nothing."""
+        return footer_of(
+            segment, end, topics=self.active_segment_topics.values(),
+            ids=self.recent.newest(self.recent.added - self.recent_before_written),
+            special=self.active_segment_special.tolist(), remade=self.active_segment_footers,
+        )  # fmt: skip
+
+    def replace_locations(self, segment: int, footer: FoundFooter) -> None:
+        """Replace the in-memory locations of a segment's messages by those of its footer, which is complete."""
+        for name, entries in footer.directory.topics.items():
             index = self.topic(name).index
             index.forget_tail()
             for block in entries:
-                block_place = BlockPlace(segment, block.position, block.runs, block.crc)
+                block_place = BlockPlace(segment, footer.base + block.position, block.runs, block.crc)
                 index.add_block(block.first, block.end, block.first_time_ms, block_place)
         self.active_segment_topics.clear()
         self.active_segment_special = array("Q")
+        self.active_segment_footers = {}
         self.recent_before_written = self.recent.added
 
-    def update_locations(self, segment: int, directory: Directory) -> None:
-        """Update the block locations of a segment whose index file was rebuilt."""
-        for name, entries in directory.topics.items():
+    def update_locations(self, segment: int, footer: FoundFooter) -> None:
+        """Update the block locations of a segment whose footer was made anew."""
+        for name, entries in footer.directory.topics.items():
             topic = self.topics.get(name)
             if topic is None or topic.index.part_in(segment) is None:
                 continue  # it was deleted meanwhile
             topic.index.replace_blocks(
                 [
-                    (block.first, block.first_time_ms, BlockPlace(segment, block.position, block.runs, block.crc))
+                    (
+                        block.first,
+                        block.first_time_ms,
+                        BlockPlace(segment, footer.base + block.position, block.runs, block.crc),
+                    )
                     for block in entries
                 ]
             )
@@ -165,11 +187,12 @@ class BrokerState:
 
     def replay_action(self, action: journal.Action) -> None:  # noqa: C901 - one arm an action
         """Apply a record of the action log, in order, after all messages were replayed."""
+        self.latest_ms = action.at_ms
         match action:
             case journal.Fired() | journal.Canceled():
                 pass  # for readers of the log: the schedule has a log of its own
             case journal.Opened():
-                self.epoch = action.number
+                self.epoch, self.messages_end = action.number, action.messages_end
             case journal.Declared():
                 if action.is_new:  # if one of this name still exists, the record of its deletion is damaged
                     self.delete_group(action.topic, action.group)
@@ -184,6 +207,14 @@ class BrokerState:
                     purged_group = self.group(action.topic, name)
                     if purged_group is not None:
                         purged_group.seek(action.end, generation=generation)
+            case ClockStepped():
+                for topic in self.topics.values():
+                    for moved_group in topic.groups.values():
+                        moved_group.move_redriven(action.by_ms)
+            case AddedRecurring() | PausedRecurring() | DeletedRecurring() | FiredRecurring():
+                self.recurring.replay(action)
+                if isinstance(action, AddedRecurring):
+                    self.topic(action.topic)
             case _:
                 group = self.group(action.topic, action.group)
                 if group is not None:
@@ -313,15 +344,21 @@ def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C90
                 group.die(Death(first, count, attempts, action.reason, cause), at_ms=action.at_ms)
         case journal.Redriven():
             ranges = [(first, first + count) for first, count in action.entries]
-            group.note_time(action.at_ms)
-            group.redrive_pace = RateLimit(*action.pace)  # which a step of the clock may have moved since the last one
+            group.redrive_pace = RateLimit(*action.pace)  # which a step that no record has may have moved
             group.redrive(ranges, now_ms=action.at_ms, per_second=action.per_second)
+        case RedriveStopped():
+            ranges = [(first, first + count) for first, count in action.entries]
+            group.stop_redrive(ranges, now_ms=action.at_ms)
         case Discarded():
-            group.dead.take([(first, first + count) for first, count in action.entries])
+            group.discard([(first, first + count) for first, count in action.entries])
+        case Edited():
+            group.edit(action.entries, now_ms=action.at_ms)
         case journal.Sought():
-            group.seek(action.position, generation=action.generation)
+            group.seek(action.position, generation=action.generation, moved_from=action.moved_from)
         case journal.Dropped():
-            group.drop_before(action.position)
+            group.drop_before(action.position, offset=action.offset)
+        case journal.MovedAside():
+            group.move_aside(action.entries, moved_to=action.moved_to)
         case Filed():
             group.file(action.runs, position=action.position)
         case journal.Paused():

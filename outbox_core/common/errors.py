@@ -16,6 +16,7 @@ OutboxError
     │   └── BrokerThrottled          back-pressure: carries retry_after_ms; nothing was stored
     │       └── BrokerCordoned       an operator has the broker take no new messages for now; nothing was stored
     ├── BrokerRefused                the broker will never accept this request as it is; a retry cannot help
+    │   ├── InvalidRequest           it has a name, filter or value that is taken from nobody; a UsageError as well
     │   ├── InUse                    a topic or consumer group is in use, and is not deleted: stop its clients, or force
     │   ├── GroupDeleted             the consumer group was deleted while the pull waited; a new pull creates a new one
     │   ├── NotAuthorized            the token lacks the role for this topic
@@ -28,7 +29,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Final, Self
+
+import msgspec
+
+DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
+"""What a decoder of msgspec raises at bytes that are not what they should be: not of the encoding or of the shape, text
+that is not UTF-8, nested too deeply, a number that no integer of C holds. Whoever decodes what others can write, a
+flipped bit too, catches all of them.
+"""
 
 
 class OutboxError(Exception):
@@ -126,6 +135,12 @@ class BrokerRefused(BrokerError):
     """
 
     in_doubt: bool = False
+
+
+class InvalidRequest(BrokerRefused, UsageError):
+    """The request has a name, a filter or a value that the broker takes from nobody: the caller must change it, as if
+    his own side had found it.
+    """
 
 
 class InUse(BrokerRefused):

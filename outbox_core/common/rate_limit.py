@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 SECOND_MS: Final = 1_000
+USED_UP: Final = 1 << 31
+"""More than any rate: how many operations of a full second are granted, where nobody knows."""
 
 
 @dataclass(slots=True)
@@ -29,3 +31,9 @@ class RateLimit:
         count = min(count_max, per_second - self.used)
         self.used += count
         return max(now_ms, self.second_ms), count
+
+    def withdraw(self, now_ms: int) -> None:
+        """Take back what was granted for seconds that have not begun; the one that runs stays used up."""
+        if self.second_ms > now_ms:
+            self.second_ms -= -(-(self.second_ms - now_ms) // SECOND_MS) * SECOND_MS
+            self.used = USED_UP

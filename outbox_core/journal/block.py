@@ -40,18 +40,21 @@ FRAMES_MAX: Final = 65_535
 """Frames of one block, which the next one counts in 16 bits."""
 _SEGMENT: Final = struct.Struct("<8sHHQQQ")
 _BLOCK: Final = struct.Struct("<4sBBHIIQQQ")
+_WHOLE_BLOCK: Final = struct.Struct(_BLOCK.format + "I")
 _FRAME: Final = struct.Struct("<IIQ")
 _CRC: Final = struct.Struct("<I")
 SEGMENT_HEAD_BYTES: Final = _SEGMENT.size + _CRC.size
-BLOCK_HEAD_BYTES: Final = _BLOCK.size + _CRC.size
+BLOCK_HEAD_BYTES: Final = _WHOLE_BLOCK.size
 FRAME_HEAD_BYTES: Final = _FRAME.size
 _LOWER_HALF: Final = 0xFFFF_FFFF
-_KIND_SHIFT: Final = 56
-_NUMBER: Final = (1 << _KIND_SHIFT) - 1
+KIND_SHIFT: Final = 56
+NUMBER_MAX: Final = (1 << KIND_SHIFT) - 1
 SEARCHED_BYTES_MAX: Final = 256 * 1024 * 1024
 """So many bytes are checked in a search for whole frames behind a damaged one, about a second; no limit would let a
 block of 4 MiB that looks like frames at each byte take minutes.
 """
+_FRAME_COST_BYTES: Final = 256
+"""What a frame costs a search, beside its payload."""
 SECOND_COPY: Final = 1 << 55
 """Added to the number of a change's second frame."""
 LAST_PART: Final = 1 << 54
@@ -76,21 +79,25 @@ class FrameKind(IntEnum):
     """The consume log and the newest ids of a sealed segment; the first offset of that segment."""
     SCHEDULED = 0x33
     """A message that waits for its due time; its arrival."""
-    TIMED = 0x44
-    """A message with a due time, in its topic; its sequence there."""
+    DISPATCHED = 0x44
+    """A message that was scheduled, in its topic since it fell due; its sequence there."""
     CHANGE = 0x55
     """A change of state, in two frames; its number in the block, and the same plus SECOND_COPY."""
     CANCELED = 0x66
     """A message that was canceled before it came; 0."""
     RECORD = 0x77
     """A part of a bucket, or of the id index, that a record of the log names; a number that it names, too."""
+    ASIDE = 0x88
+    """A message aside from its topic, for groups that an action names: what an operator made of one, or one that
+    retention moved out of an old segment; its sequence there.
+    """
     CHECKPOINT = 0x99
     """A part of a checkpoint; the number of the part, and that of the last one plus LAST_PART."""
 
 
 _KINDS: Final = frozenset(FrameKind)
 _SEGMENT_KINDS: Final = frozenset(SegmentKind)
-_FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=...[\x00-\x08].{11}[\x11\x22\x33\x44\x55\x66\x77\x99])")
+_FRAME_MAY_BEGIN: Final = re.compile(rb"(?s)(?=...[\x00-\x08].{11}[\x11\x22\x33\x44\x55\x66\x77\x88\x99])")
 """A length up to PAYLOAD_BYTES_MAX, and a kind: avoids a checksum at every byte."""
 
 
@@ -157,6 +164,11 @@ class Framed:
     def __len__(self) -> int:
         return len(self.heads)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each frame, with its head."""
+        return [FRAME_HEAD_BYTES + len(payload) for payload in self.payloads]
+
     def extend(self, other: Framed) -> None:
         """Append frames of any kind; the block's kind stays that of its first frame."""
         self.heads += other.heads
@@ -167,7 +179,7 @@ class Framed:
 def framed(kind: FrameKind, numbers: range, payloads: Sequence[bytes]) -> Framed:
     """Returns frames of one kind, with the number of each of the payloads."""
     lengths = list(map(len, payloads))
-    marks = range((kind << _KIND_SHIFT) + numbers.start, (kind << _KIND_SHIFT) + numbers.stop)
+    marks = range((kind << KIND_SHIFT) + numbers.start, (kind << KIND_SHIFT) + numbers.stop)
     upper, lower = marks.start >> 32, marks.start & _LOWER_HALF
     if (marks.stop - 1) >> 32 == upper:
         crcs = map(google_crc32c.extend, repeat(upper), payloads)
@@ -266,24 +278,34 @@ def last_head_in(data: bytes) -> BlockHead | None:
     return found
 
 
-def read_run(data: bytes, position: int, *, kind: FrameKind, numbers: range) -> list[bytes]:
+def read_run(data: bytes, position: int, *, kind: int, numbers: range) -> list[bytes]:
     """Returns the payloads of frames that stand one behind the other, each of this kind and its number.
 
     Raises FrameDamaged at the first one that is not whole, or is another one: an index that is wrong hands out nothing.
     """
     unpack, extend = _FRAME.unpack_from, google_crc32c.extend
     payloads: list[bytes] = []
-    for expected in range((kind << _KIND_SHIFT) + numbers.start, (kind << _KIND_SHIFT) + numbers.stop):
+    for expected in range((kind << KIND_SHIFT) + numbers.start, (kind << KIND_SHIFT) + numbers.stop):
         if position + FRAME_HEAD_BYTES > len(data):
-            raise FrameDamaged(f"the bytes end at {len(data)}, before frame {expected & _NUMBER}")
+            raise FrameDamaged(f"the bytes end at {len(data)}, before frame {expected & NUMBER_MAX}")
         length, check, mark = unpack(data, position)
         start = position + FRAME_HEAD_BYTES
         position = start + length
         payload = data[start:position]
         if mark != expected or len(payload) != length or extend(mark >> 32, payload) ^ check != mark & _LOWER_HALF:
-            raise FrameDamaged(f"frame {expected & _NUMBER} of kind {kind:#x} is damaged, or another one")
+            raise FrameDamaged(f"frame {expected & NUMBER_MAX} of kind {kind:#x} is damaged, or another one")
         payloads.append(payload)
     return payloads
+
+
+def kind_at(data: bytes, position: int = 0) -> int:
+    """Returns the kind that the frame at a position says, whole or not."""
+    return data[position + FRAME_HEAD_BYTES - 1]
+
+
+def frame_bytes_at(data: bytes, position: int = 0) -> int:
+    """Returns how long the frame at a position says that it is, with its head, whole or not."""
+    return FRAME_HEAD_BYTES + int(_FRAME.unpack_from(data, position)[0])
 
 
 def _frame_at(data: bytes, position: int, end: int) -> tuple[Frame, int] | None:
@@ -293,22 +315,95 @@ def _frame_at(data: bytes, position: int, end: int) -> tuple[Frame, int] | None:
         return None
     length, check, mark = _FRAME.unpack_from(data, position)
     behind = start + length
-    if not 0 < length <= PAYLOAD_BYTES_MAX or behind > end or mark >> _KIND_SHIFT not in _KINDS:
+    if not 0 < length <= PAYLOAD_BYTES_MAX or behind > end or mark >> KIND_SHIFT not in _KINDS:
         return None
     payload = data[start:behind]
     if _check(mark, payload) != check:
         return None
-    return Frame(mark >> _KIND_SHIFT, mark & _NUMBER, payload), behind
+    return Frame(mark >> KIND_SHIFT, mark & NUMBER_MAX, payload), behind
+
+
+class Payloads(NamedTuple):
+    """Payloads of whole blocks: where each begins and ends, and the mark of its frame: the number, and from the bit
+    KIND_SHIFT on the kind; how many of them each block has, and when that was stored; where the last block ends.
+    """
+
+    begins: list[int]
+    ends: list[int]
+    marks: list[int]
+    counts: list[int]
+    times_ms: list[int]
+    end: int
+
+    def frames(self, data: bytes) -> Iterator[tuple[Frame, int]]:
+        """Yields their frames, from the bytes in which they were found, and when each was stored."""
+        times = chain.from_iterable(map(repeat, self.times_ms, self.counts))
+        for begin, end, mark, at_ms in zip(self.begins, self.ends, self.marks, times, strict=True):
+            yield Frame(mark >> KIND_SHIFT, mark & NUMBER_MAX, data[begin:end]), at_ms
+
+
+def payloads_in(
+    data: bytes, position: int, *, first: int, wanted: Container[int], frames_max: int, known: int = 0
+) -> Payloads:
+    """Returns the payloads of the wanted kinds in whole blocks, from the block at a position on: no object is made of a
+    block or frame, for readers of millions.
+
+    It stops before the first block that is not whole, and is told by scan() from there on; or behind the block that
+    has the payload number `frames_max`. Blocks that end at or before the position `known` are passed over unread.
+    """
+    unpack, crc = _WHOLE_BLOCK.unpack_from, google_crc32c.value
+    found = Payloads([], [], [], [], [], position)
+    begins = found.begins
+    while len(begins) < frames_max and position + BLOCK_HEAD_BYTES <= len(data):
+        magic, _, version, _, frames, size_bytes, offset, durable, at_ms, check = unpack(data, position)
+        start = position + BLOCK_HEAD_BYTES
+        end = start + size_bytes
+        is_head = magic == BLOCK_MAGIC and version == VERSION and durable <= offset == first + position
+        if not is_head or end > len(data) or crc(data[position : start - _CRC.size]) != check:
+            break
+        before = len(begins)
+        if end > known and not _take_payloads(data, start, end, frames, wanted, found):
+            break
+        found.counts.append(len(begins) - before)
+        found.times_ms.append(at_ms)
+        position = end
+    return found._replace(end=position)
+
+
+def _take_payloads(data: bytes, start: int, end: int, count: int, wanted: Container[int], found: Payloads) -> bool:
+    """Add the payloads of a block that has `count` frames; returns False, with nothing added, if it is not whole."""
+    unpack, extend = _FRAME.unpack_from, google_crc32c.extend
+    begins, ends, marks = found.begins, found.ends, found.marks
+    before, left = len(begins), count
+    while start + FRAME_HEAD_BYTES <= end:
+        length, check, mark = unpack(data, start)
+        begin = start + FRAME_HEAD_BYTES
+        start = begin + length
+        if extend(mark >> 32, data[begin:start]) ^ check != mark & _LOWER_HALF or not length:
+            break
+        kind = mark >> KIND_SHIFT
+        if kind in wanted:
+            begins.append(begin)
+            ends.append(start)
+            marks.append(mark)
+        elif kind not in _KINDS:
+            break
+        left -= 1
+    if start == end and not left:
+        return True
+    del begins[before:], ends[before:], marks[before:]
+    return False
 
 
 # -- reading behind damage ---------------------------------------------------------------------------------------------
 
 
 class Frames(NamedTuple):
-    """The whole frames of a block, and how many others it has."""
+    """The whole frames of a block, how many others it has, and where in the bytes each of the whole ones begins."""
 
     whole: list[Frame]
     damaged: int
+    starts: list[int]
 
 
 def frames_in(data: bytes, start: int, end: int, *, count: int) -> Frames:
@@ -319,12 +414,14 @@ def frames_in(data: bytes, start: int, end: int, *, count: int) -> Frames:
     most frames lead to the end.
     """
     whole: list[Frame] = []
+    starts: list[int] = []
     position, passed = start, 0  # frames that were passed, whole or damaged
     while passed < count and position < end:
         found = _frame_at(data, position, end)
         passed += 1
         if found is not None:
             whole.append(found[0])
+            starts.append(position)
             position = found[1]
             continue
         if position + FRAME_HEAD_BYTES > end:
@@ -332,13 +429,18 @@ def frames_in(data: bytes, start: int, end: int, *, count: int) -> Frames:
         rest = _frames_behind(data, position, end, most=count - passed)
         behind = position + FRAME_HEAD_BYTES + int(_FRAME.unpack_from(data, position)[0])
         if len(rest) == count - passed or _frame_at(data, behind, end) is None:
-            whole += rest
+            whole += [frame for frame, _ in rest]
+            starts += [begin for _, begin in rest]
             break
         position = behind
-    return Frames(whole, count - len(whole))
+    return Frames(whole, count - len(whole), starts)
 
 
-def _frames_behind(data: bytes, position: int, end: int, *, most: int) -> list[Frame]:
+_Placed = tuple[Frame, int]
+"""A frame, and where it begins."""
+
+
+def _frames_behind(data: bytes, position: int, end: int, *, most: int) -> list[_Placed]:
     """Returns the frames behind a damaged one that lead to the block's end: all that are left, or the most of them.
 
     At each byte, not first by the damaged frame's own length: a damaged length can pass over the head of the next frame
@@ -346,28 +448,44 @@ def _frames_behind(data: bytes, position: int, end: int, *, most: int) -> list[F
     the first is the block's own: what begins in the damaged frame's body has more, and what begins in a later one's has
     passed over that.
     """
-    longest: list[Frame] = []
-    searched_bytes = 0
+    counts = {end: 0}
+    """From where whole frames lead to the end, how many; -1 where they do not. Each is walked once: else two damaged
+    frames in a block of thousands, or one with a copy of a log in its body, would take minutes.
+    """
+    begin, longest, searched_bytes = end, 0, 0
     for candidate in _FRAME_MAY_BEGIN.finditer(data, position + FRAME_HEAD_BYTES + 1, end):
-        frames = _frames_to(data, candidate.start(), end, most=most)
-        if len(frames) > len(longest):
-            longest = frames
-        length = int(_FRAME.unpack_from(data, candidate.start())[0])
-        searched_bytes += length if candidate.start() + FRAME_HEAD_BYTES + length <= end else 0
-        if len(longest) == most or searched_bytes > SEARCHED_BYTES_MAX:
+        searched_bytes += _count_frames(data, candidate.start(), end, counts)
+        count = counts.get(candidate.start(), -1)
+        if longest < count <= most:
+            begin, longest = candidate.start(), count
+        if longest == most or searched_bytes > SEARCHED_BYTES_MAX:
             break
-    return longest
+    frames: list[_Placed] = []
+    while begin < end and (found := _frame_at(data, begin, end)) is not None:
+        frames.append((found[0], begin))
+        begin = found[1]
+    return frames
 
 
-def _frames_to(data: bytes, position: int, end: int, *, most: int) -> list[Frame]:
-    """Returns the whole frames from a position on, if they lead to the end and are not too many; else none."""
-    frames: list[Frame] = []
-    while position < end:
-        if len(frames) == most or (found := _frame_at(data, position, end)) is None:
-            return []
-        frames.append(found[0])
+def _count_frames(data: bytes, position: int, end: int, counts: dict[int, int]) -> int:
+    """Note how many whole frames lead from a position to the end. Returns what was spent on it, in bytes: a frame costs
+    as much as _FRAME_COST_BYTES of its payload.
+    """
+    walked: list[int] = []
+    begin = position
+    while position not in counts:
+        found = _frame_at(data, position, end)
+        if found is None:
+            break
+        walked.append(position)
         position = found[1]
-    return frames if position == end else []
+    count = counts.get(position, -1)
+    for at in reversed(walked):
+        count += count >= 0
+        counts[at] = count
+    length = int(_FRAME.unpack_from(data, position)[0]) if position + FRAME_HEAD_BYTES <= end else 0
+    is_checked = position not in counts and position + FRAME_HEAD_BYTES + length <= end
+    return position - begin + (length if is_checked else 0) + _FRAME_COST_BYTES * (len(walked) + 1)
 
 
 def changes_of(frames: Iterable[Frame]) -> dict[int, bytes]:
@@ -384,15 +502,22 @@ def changes_of(frames: Iterable[Frame]) -> dict[int, bytes]:
 
 class Block(NamedTuple):
     """A block as it was found. `damaged`: how many of its frames are not whole; None if that is not known, as its head
-    is damaged, too. `at_ms` is None without a head. `frames` are empty where they were not wanted.
+    is damaged, too. `at_ms` is None without a head. `frames` are empty where they were not wanted; `starts`: where each
+    of them begins.
     """
 
     kind: int | None
     at_ms: int | None
     frames: list[Frame]
     damaged: int | None
+    starts: list[int]
     position: int
     end: int
+
+    def moved(self, by: int) -> Block:
+        """Returns the same, with places that count from elsewhere."""
+        starts = [start + by for start in self.starts]
+        return self._replace(position=self.position + by, end=self.end + by, starts=starts)
 
 
 def scan(
@@ -404,15 +529,19 @@ def scan(
     `proven`: an offset up to which all is known to be durable (of a sealed segment, its end). `same_boot`: whether the
     machine has not been started anew since the segment was written: no page can be missing then, and only the last
     append can be cut short. Else pages of whatever no later head vouches for may be missing.
-    `wanted`: the kinds of blocks whose frames are read; None for all. Those for which nothing vouches are read anyway.
+    `wanted`: the kinds of blocks whose frames are read; None for all. Those of which a page may be missing are read
+    anyway.
 
     A body can hold a head for the very offset at which it stands, by one who knows that offset before. If such a body
-    is in a torn tail, that head vouches for it: the tail is told as damage instead of being cut. Nothing else follows.
+    is in a torn tail, that head vouches for it: the tail is told as damage instead of being cut. Where the head of the
+    block is damaged that holds the body, and the frame's as well, it is taken for a block.
 
     Raises SegmentRefused, naming the cure, at a block that a newer version wrote: where a block is due, and not where
     one is searched, since a body may hold a head of any version.
     """
-    vouched_to = max(proven, _last_durable(data, first=first)) - first
+    vouched_to = proven - first
+    if vouched_to < len(data):  # a walk over all heads, which a segment that is proven as a whole does not need
+        vouched_to = max(vouched_to, _last_durable(data, first=first) - first)
     position = 0
     while position < len(data):
         is_vouched = position < vouched_to
@@ -420,8 +549,8 @@ def scan(
         if head is not None and head.version != VERSION:
             raise _newer(f"a block of format {head.version} at offset {head.offset}")
         if head is not None and head.end <= len(data):
-            frames = Frames([], 0)
-            if wanted is None or head.kind in wanted or not is_vouched:
+            frames = Frames([], 0, [])
+            if wanted is None or head.kind in wanted or not (is_vouched or same_boot):
                 frames = frames_in(data, head.start, head.end, count=head.frames)
             if frames.damaged and not is_vouched and not same_boot:
                 return  # a page is missing
@@ -433,6 +562,10 @@ def scan(
         headless = _headless(data, position, first=first, is_vouched=is_vouched)
         if headless is None:
             return
+        if head is not None and headless.end == len(data):
+            # It was durable as a whole, and the file ends before: what comes is behind where it ended, or the next who
+            # reads it would take the beginning of the next block for a part of this one.
+            headless = headless._replace(end=head.end)
         yield headless
         position = headless.end
 
@@ -442,12 +575,14 @@ def _headless(data: bytes, position: int, *, first: int, is_vouched: bool) -> Bl
     which was cut short. Its frames lead to the next head, which counts them, or to the end of the file.
     """
     frames: list[Frame] = []
+    starts: list[int] = []
     start = behind = position + BLOCK_HEAD_BYTES
     while (found := _frame_at(data, behind, len(data))) is not None:
         frames.append(found[0])
+        starts.append(behind)
         behind = found[1]
     if frames and (behind == len(data) or block_head_at(data, behind, first=first) is not None):
-        return Block(frames[0].kind, None, frames, 0, position=position, end=behind)
+        return Block(frames[0].kind, None, frames, 0, starts, position=position, end=behind)
     following = _next_head(data, max(behind, position + 1), first=first)
     if following is not None:
         end = following.start - BLOCK_HEAD_BYTES
@@ -456,7 +591,7 @@ def _headless(data: bytes, position: int, *, first: int, is_vouched: bool) -> Bl
         return Block(kind, None, *found_frames, position=position, end=end)
     if not is_vouched:
         return None
-    return Block(frames[0].kind if frames else None, None, frames, None, position=position, end=len(data))
+    return Block(frames[0].kind if frames else None, None, frames, None, starts, position=position, end=len(data))
 
 
 def _next_head(data: bytes, position: int, *, first: int) -> BlockHead | None:
@@ -469,9 +604,13 @@ def _next_head(data: bytes, position: int, *, first: int) -> BlockHead | None:
 
 
 def _last_durable(data: bytes, *, first: int) -> int:
-    """Returns the offset up to which the last whole head says that the log is durable; they only grow."""
-    position = len(data)
-    while (position := data.rfind(BLOCK_MAGIC, 0, position)) >= 0:
-        if (head := block_head_at(data, position, first=first)) is not None:
-            return head.durable
-    return 0
+    """Returns the offset up to which a whole head says that the log is durable.
+
+    From block to block, so that a head inside a body is passed over: one that says less than the block before would
+    make what was acknowledged a torn tail.
+    """
+    durable = position = 0
+    while (head := _next_head(data, position, first=first)) is not None:
+        durable = max(durable, head.durable)
+        position = head.end
+    return durable

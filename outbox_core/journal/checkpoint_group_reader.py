@@ -27,6 +27,6 @@ _decode = msgspec.msgpack.Decoder(_Checkpoint).decode
 def read_groups(checkpoint: bytes) -> list[tuple[str, str]]:
     """Returns the (topic, group) pairs of a checkpoint of the action log, of which these are the joined parts.
 
-    Raises msgspec.MsgspecError if they are none.
+    Raises DECODE_ERRORS if they are none.
     """
     return [(group.topic, group.name) for group in _decode(checkpoint).groups]

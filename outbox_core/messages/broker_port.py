@@ -7,7 +7,7 @@ topic without a group is in broadcast_port.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
@@ -17,9 +17,11 @@ from outbox_core.messages.message import (
     AckStatus,
     CancelStatus,
     DeadCount,
+    DeadEdit,
     DeadFilter,
     DeadLetter,
     Delivery,
+    EditResult,
     ExtendStatus,
     GroupConfig,
     Message,
@@ -111,8 +113,13 @@ class TopicAdmin(Protocol):
 @runtime_checkable
 class DeadLetterAdmin(Protocol):
     """Additional admin operations of our own broker, over HTTP or embedded: dead letters by their `ids`, or those that
-    fit `where`; without both, all of the group. Both are idempotent: an id that is not dead (any more) is passed over.
+    fit `where`; without both, all of the group. All are idempotent: an id that is not dead (any more) is passed over.
     """
+
+    def stop_redrive(self, topic: str, group: str) -> int:
+        """Stop the redrives of the group: what still waits for its rate is dead again, as it was; what is ready, or was
+        delivered, stays so. Returns how many are dead again. The broker's log keeps who and when.
+        """
 
     def count_dead(
         self, topic: str, group: str, *, ids: Sequence[str] | None = None, where: DeadFilter | None = None
@@ -127,6 +134,26 @@ class DeadLetterAdmin(Protocol):
 
         `dead_before_ms`: only those that died before, as count_dead() says. The broker's log keeps who, when and `why`.
         After BrokerUnavailable some or all may be discarded.
+        """
+
+    def edit(
+        self, topic: str, group: str, edits: Mapping[str, DeadEdit], *, why: str, operation: str | None = None
+    ) -> list[EditResult]:
+        """Edit the dead letters of these ids. This group, and no other, gets what they become: at once, under another
+        id, with the former one in the header EDITED_HEADER. Returns what became of each, in order.
+
+        `operation`: a name of the caller's. After BrokerUnavailable some or all may be edited; a repeat under the same
+        name edits the others, and returns the same for all. Without a name, those that were edited are `not_dead`. The
+        broker's log keeps who, when and `why`.
+        """
+
+    def edit_many(
+        self, topic: str, group: str, edit: DeadEdit, *, where: DeadFilter | None = None,
+        dead_before_ms: int | None = None, why: str, operation: str | None = None,
+    ) -> Iterator[EditResult]:  # fmt: skip
+        """Edit all dead letters, or those that fit, in one way, without a body; yields what became of each, page by
+        page, as it is done. `dead_before_ms` as of discard(): so a repeat does not edit again what was edited and died
+        since.
         """
 
 
@@ -234,7 +261,12 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     product: str
     version: str
+    """Empty where the server does not tell it."""
     weaknesses: tuple[Weakness, ...] = ()
+    roles: tuple[str, ...] | None = None
+    """What this client may do there: none without a token where one is needed. None: the server does not tell."""
+    now_ms: int | None = None
+    """The server's clock at the end of the inspection; None: it does not tell."""
 
 
 @runtime_checkable

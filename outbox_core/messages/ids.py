@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
+
+_EDITED_HEX_DIGITS = 32
 
 
 def new_message_id() -> str:
@@ -12,6 +15,12 @@ def new_message_id() -> str:
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     return f"{value:032x}"
+
+
+def edited_id(operation: str, topic: str, group: str, message_id: str) -> str:
+    """Returns the id of a dead letter's edited message: a repeat of the same operation makes the same one."""
+    named = f"{operation}\0{topic}\0{group}\0{message_id}".encode()
+    return f"edit-{hashlib.sha256(named).hexdigest()[:_EDITED_HEX_DIGITS]}"
 
 
 def new_token() -> str:

@@ -26,5 +26,12 @@ INVISIBLE_MS_MIN: Final = 1
 INVISIBLE_MS_MAX: Final = 12 * 60 * 60 * 1000
 ATTEMPTS_MAX_DEFAULT: Final = 16
 REASON_CHARS_MAX: Final = 1024
+RECURRING_BODY_BYTES_MAX: Final = 64 * 1024
+"""The bodies of all recurring messages are in memory, and in each checkpoint."""
+RECURRING_CATCH_UP_MAX: Final = 100
+RECURRING_RUNS_MAX: Final = 1_000
+"""How many of the next occurrences are told at most."""
+CRON_CHARS_MAX: Final = 256
+TZ_CHARS_MAX: Final = 64
 TIME_MS_MAX: Final = 2**53 - 1
 """The largest integer that every JSON parser represents exactly."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from outbox_core.common.errors import InvalidMessage
+from outbox_core.common.errors import DECODE_ERRORS, InvalidMessage
 from outbox_core.messages import limits
 from outbox_core.messages.failure_history import History
 
@@ -26,6 +26,8 @@ ORDERED_HEADER: Final = "outbox-ordered"
 """On a message of a topic that its producer keeps in order, with the value "key": consumers can tell who lost it."""
 DUE_HEADER: Final = "outbox-deliver-at-ms"
 """The header with the requested due time of a message that a delay service, or the outbox, publishes as due now."""
+EDITED_HEADER: Final = "outbox-edited-from"
+"""The header of a dead letter that an operator edited, with the id that it had before."""
 _PLAIN: Final = (str, type(None))
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
@@ -76,7 +78,7 @@ class Message(Record, frozen=True, kw_only=True, array_like=True, gc=False):
 encode_packed: Final = msgspec.msgpack.Encoder(enc_hook=dict).encode
 """Returns the MessagePack of a Record, or of what holds some. Headers may be any Mapping: msgspec knows dicts alone."""
 decode_record: Final = msgspec.msgpack.Decoder(Record).decode
-"""Returns the Record of such bytes. Raises msgspec.DecodeError, or UnicodeDecodeError."""
+"""Returns the Record of such bytes. Raises DECODE_ERRORS."""
 
 
 class _HoldsMessage:
@@ -137,7 +139,7 @@ class Delivery(_HoldsMessage, msgspec.Struct, frozen=True, kw_only=True, array_l
         """Returns the body, decoded from JSON. Raises InvalidMessage if it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise InvalidMessage(f"message {self.id} on {self.topic} has a body that is not JSON: {error}") from error
 
 
@@ -288,6 +290,58 @@ class DeadCount(msgspec.Struct, frozen=True, kw_only=True):
     dead_before_ms: int
 
 
+class DeadEdit(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator changes in a dead letter; what is not named stays. Raises InvalidMessage if nothing is."""
+
+    body: bytes | None = None
+    headers: Mapping[str, str] = {}
+    """These are set; one that it has is replaced."""
+    remove_headers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.body is None and not self.headers and not self.remove_headers:
+            raise InvalidMessage("say what to change: a body, headers, or headers to remove")
+
+    def applied(self, message: Record, *, message_id: str, now_ms: int) -> Message:
+        """Returns the edited message: of the same topic and key, due now, with the former id in a header. Raises
+        InvalidMessage if it exceeds a limit.
+        """
+        gone = {*self.remove_headers, DUE_HEADER}  # it was due long ago, and the edited one is due now
+        kept = {name: value for name, value in message.headers.items() if name not in gone}
+        return Message(
+            id=message_id, topic=message.topic, key=message.key,
+            headers={**kept, **self.headers, EDITED_HEADER: message.id},
+            body=message.body if self.body is None else self.body, created_at_ms=now_ms,
+        )  # fmt: skip
+
+
+class EditStatus(StrEnum):
+    """What became of one edit of a dead letter: `edited`, now or by an earlier request of the same operation;
+    `not_dead`: the group has no dead letter of this id (any more); `refused`: the edited message exceeds a limit, or
+    the operation was used for this message before.
+    """
+
+    EDITED = "edited"
+    NOT_DEAD = "not_dead"
+    REFUSED = "refused"
+
+
+class EditResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one edit: `new_id` is the edited message's, `error` says why it was refused."""
+
+    id: str
+    status: EditStatus
+    new_id: str | None = None
+    error: str | None = None
+
+
+class EditPage(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the edits of one page of dead letters; `next`: where the next page begins (None: that was all)."""
+
+    results: list[EditResult]
+    next: int | None = None
+
+
 def check_why(why: str) -> str:
     """Return an operator's reason, or raise InvalidMessage: text of 1 to 1,024 characters."""
     if not _is_text(why) or not 1 <= len(why) <= limits.REASON_CHARS_MAX or not _is_utf8(why):
@@ -332,6 +386,11 @@ def check_topic(topic: str) -> str:
 def check_group(group: str) -> str:
     """Return the consumer group's name, or raise InvalidMessage; the same rule as for topics."""
     return _check_name(group, kind="consumer group")
+
+
+def check_recurring(name: str) -> str:
+    """Return the name of a recurring message, or raise InvalidMessage; the same rule as for topics."""
+    return _check_name(name, kind="recurring message")
 
 
 def check_message_id(message_id: str) -> str:

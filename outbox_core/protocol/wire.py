@@ -319,6 +319,64 @@ class ScheduledMessage(_Answer, frozen=True, kw_only=True):
     refused: str | None = None
 
 
+# -- recurring messages -----------------------------------------------------------------------------------------------
+
+
+class RecurringSettings(Request, frozen=True, kw_only=True):
+    """PUT /v1/recurring/{name}: the message, and when it is published. `cron` has five fields, in the zone `tz`.
+
+    `paused`: it is added as one that is paused.
+    """
+
+    topic: TopicName
+    cron: Annotated[str, Meta(max_length=limits.CRON_CHARS_MAX)]
+    tz: Annotated[str, Meta(max_length=limits.TZ_CHARS_MAX)] = "UTC"
+    key: Key | None = None
+    headers: Headers | None = None
+    body: str = ""
+    encoding: Encoding | None = None
+    catch_up: Annotated[int, Meta(ge=1, le=limits.RECURRING_CATCH_UP_MAX)] = 1
+    paused: bool = False
+
+
+class RecurringQuery(Request, frozen=True, kw_only=True):
+    """The query of GET /v1/recurring/{name}: how many of its next occurrences are told."""
+
+    runs: Annotated[int, Meta(ge=1, le=limits.RECURRING_RUNS_MAX)] = 5
+
+
+class RecurringAnswer(_Answer, frozen=True, kw_only=True):
+    """A recurring message; key, headers and body are null in a list, and for a token that may only `read`.
+
+    `generation`: its number, another one after it was deleted and added again. `fired_to_ms`: its occurrences up to
+    then are over, by its addition at first. `next_ms`: when it occurs next, empty while it is paused. `failure`: why
+    what is due could not be published yet.
+    """
+
+    name: str
+    topic: str
+    cron: str
+    tz: str
+    catch_up: int
+    paused: bool
+    generation: int
+    added_at_ms: int
+    fired_to_ms: int
+    next_ms: list[int]
+    failure: str | None = None
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    body: str | None = None
+    encoding: Encoding | None = None
+
+
+class RecurringListAnswer(_Answer, frozen=True, kw_only=True):
+    """A page of recurring messages, by name. `next`: the cursor of the next page, if any."""
+
+    recurring: list[RecurringAnswer]
+    next: str | None = None
+
+
 # -- groups and topics ------------------------------------------------------------------------------------------------
 
 
@@ -406,6 +464,12 @@ class RedriveAnswer(_Answer, frozen=True, kw_only=True):
     redriven: int
 
 
+class StopRedriveAnswer(_Answer, frozen=True, kw_only=True):
+    """The number of redriven messages that are dead letters again."""
+
+    stopped: int
+
+
 class DeadCountRequest(Request, frozen=True, kw_only=True):
     """POST .../dead/count: `{"ids": [...]}`, `{"where": {...}}` or `{"all": true}`."""
 
@@ -425,6 +489,39 @@ class DiscardAnswer(_Answer, frozen=True, kw_only=True):
     """The number of dead letters that were discarded."""
 
     discarded: int
+
+
+class JsonEdit(Request, frozen=True, kw_only=True):
+    """What is changed in a dead letter: at least one of these. `headers` are set, and the others stay."""
+
+    body: str | None = None
+    encoding: Encoding | None = None
+    headers: Headers | None = None
+    remove_headers: list[str] = []
+
+
+class JsonLetterEdit(JsonEdit, frozen=True, kw_only=True):
+    """The same of the dead letter that has this id."""
+
+    id: str
+
+
+class EditRequest(Request, frozen=True, kw_only=True):
+    """POST .../dead/edit: `edits`; or `edit`, without a body, with `where` or `all`, for a page of those, from `after`
+    on.
+
+    `operation`: a name of the client's that tells a repeat of this request from another one. `dead_before_ms` goes with
+    `edit`: only those that died before, as a count said.
+    """
+
+    operation: MessageId
+    why: Annotated[str, Meta(min_length=1, max_length=limits.REASON_CHARS_MAX)]
+    edits: Annotated[list[JsonLetterEdit], Batch] | None = None
+    edit: JsonEdit | None = None
+    where: DeadFilter | None = None
+    all: bool = False
+    dead_before_ms: TimeMs | None = None
+    after: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] = 0
 
 
 # -- all routes -------------------------------------------------------------------------------------------------------
@@ -456,7 +553,9 @@ class PurgeAnswer(_Answer, frozen=True, kw_only=True):
 
     groups: int
     waiting: int
+    """Messages that were not delivered, or waited for another attempt; one of two groups counts twice."""
     in_flight: int
+    """Messages that consumers held: their receipts are stale."""
     scheduled_canceled: int
     scheduled_kept: int
     dead_discarded: int
@@ -529,6 +628,20 @@ class CordonNote(_Answer, frozen=True, kw_only=True):
     reason: str
 
 
+class SnapshotRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/snapshot. `token`: by which the backup that asks recognises what was made for it."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class SnapshotAnswer(_Answer, frozen=True, kw_only=True):
+    """Of which moment the snapshot is, and what is in it."""
+
+    at_ms: int
+    files: int
+    size_bytes: int
+
+
 class GroupRemainder(_Answer, frozen=True, kw_only=True):
     """What a group has still to get: not delivered or waiting for another attempt, and in flight; its dead letters."""
 
@@ -571,7 +684,13 @@ class Check(_Answer, frozen=True, kw_only=True):
 
 
 class HealthAnswer(_Answer, frozen=True, kw_only=True):
-    """Whether the server can serve."""
+    """Whether the server can serve. `now_ms`: its clock; `roles`: those of the request's token, none where that is
+    missing or unknown, all where no token is needed; `version`: of its release, for who has a role. `/livez` tells none
+    of these.
+    """
 
     status: Literal["ok", "failed"]
     checks: list[Check] = []
+    now_ms: int | None = None
+    roles: list[str] | None = None
+    version: str | None = None

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.messages.broadcast_port import TopicRead
-from outbox_core.messages.message import DeadLetter, Delivery, GroupConfig, Message, Record
+from outbox_core.messages.message import DeadEdit, DeadLetter, Delivery, GroupConfig, Message, Record
+from outbox_core.messages.recurring_message import RecurringMessage
 from outbox_core.protocol.wire import (
     BackoffSettings,
     Encoding,
@@ -16,9 +17,12 @@ from outbox_core.protocol.wire import (
     GroupSettings,
     JsonDeadLetter,
     JsonDelivery,
+    JsonEdit,
+    JsonLetterEdit,
     JsonMessage,
     JsonRecord,
     ReadAnswer,
+    RecurringSettings,
     StartAt,
 )
 
@@ -128,6 +132,32 @@ def dead_letter_of(answered: JsonDeadLetter) -> DeadLetter:
     )  # fmt: skip
 
 
+def json_letter_edit(message_id: str, edit: DeadEdit) -> JsonLetterEdit:
+    """Returns an edit of the dead letter of this id as a client sends it in JSON."""
+    return JsonLetterEdit(id=message_id, **_edit(edit))
+
+
+def json_edit(edit: DeadEdit) -> JsonEdit:
+    """Returns an edit as a client sends it in JSON."""
+    return JsonEdit(**_edit(edit))
+
+
+def dead_edit_of(sent: JsonEdit) -> DeadEdit:
+    """Returns the edit that a server decodes from a request in JSON. Raises InvalidMessage."""
+    return DeadEdit(
+        body=None if sent.body is None else body_bytes(sent.body, sent.encoding), headers=sent.headers or {},
+        remove_headers=tuple(sent.remove_headers),
+    )  # fmt: skip
+
+
+def _edit(edit: DeadEdit) -> dict[str, Any]:
+    body, encoding = (None, None) if edit.body is None else text_body(edit.body)
+    return {
+        "body": body, "encoding": encoding, "headers": dict(edit.headers) or None,
+        "remove_headers": list(edit.remove_headers),
+    }  # fmt: skip
+
+
 def _base64_text(body: bytes) -> tuple[str, Encoding]:
     return b64encode(body).decode("ascii"), Encoding.BASE64
 
@@ -192,3 +222,20 @@ def group_settings_of(config: GroupConfig) -> GroupSettings:
         ),
         ordered=config.ordered,
     )
+
+
+def recurring_message_of(settings: RecurringSettings) -> RecurringMessage:
+    """Converts a recurring message from the wire. Raises InvalidMessage if its body is not what it is said to be."""
+    return RecurringMessage(
+        topic=settings.topic, cron=settings.cron, tz=settings.tz, key=settings.key, headers=settings.headers or {},
+        body=body_bytes(settings.body, settings.encoding), catch_up=settings.catch_up,
+    )  # fmt: skip
+
+
+def recurring_settings_of(message: RecurringMessage, *, paused: bool = False) -> RecurringSettings:
+    """Converts a recurring message to the wire."""
+    body, encoding = text_body(message.body)
+    return RecurringSettings(
+        topic=message.topic, cron=message.cron, tz=message.tz, key=message.key, headers=dict(message.headers) or None,
+        body=body, encoding=encoding, catch_up=message.catch_up, paused=paused,
+    )  # fmt: skip

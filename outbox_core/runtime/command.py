@@ -34,8 +34,7 @@ SUMMARIES: Final = {
 }
 """What the help page says of each command; a test compares it with the commands' own help."""
 _EXTRA_MODULES: Final = {
-    "config": "pydantic_settings",
-    "compensator": "pydantic_settings",
+    "compensator": "apscheduler",
     "broker": "google_crc32c",
     "reconcile": "pyspark",
 }
@@ -47,8 +46,8 @@ EXIT_USAGE: Final = 2
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 ok, 1 a failure, 2 a usage error, 130 an interrupt. No stack trace for expected
-    errors.
+    """Run the command and exit: 0 ok, 1 a failure, 2 a usage error, also one that a server tells, 130 an interrupt. No
+    stack trace for expected errors.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

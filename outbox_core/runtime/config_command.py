@@ -18,7 +18,7 @@ from outbox_core.common.errors import UsageError
 from outbox_core.runtime.terminal_text import escaped
 
 if TYPE_CHECKING:
-    from outbox_core.runtime.settings import ServiceSettings
+    from outbox_core.runtime.declared_settings import SettingsDeclaration
 
 SETTINGS_GROUP: Final = "outbox.settings"
 EXIT_PROBLEMS: Final = 2
@@ -28,7 +28,7 @@ app: Final = typer.Typer(help="Show the settings of services, and what is wrong 
 Config = Annotated[
     Path | None, typer.Option("--config", envvar="OUTBOX_CONFIG", help="The services' TOML file, e.g. outbox.toml.")
 ]
-Service = Annotated[str | None, typer.Option("--service", help="Only of this service: compensator, broker or delay.")]
+Service = Annotated[str | None, typer.Option("--service", help="Only of compensator, broker, delay or reconcile.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -50,7 +50,7 @@ def show(
 
       outbox config show --config outbox.toml --given --json
     """
-    from outbox_core.runtime.settings import Origin, resolved_settings
+    from outbox_core.runtime.declared_settings import Origin, resolved_settings
 
     settings = {
         name: [
@@ -81,12 +81,12 @@ def check(config: Config = None, service: Service = None, as_json: AsJson = Fals
 
     Example: outbox config check --config /etc/outbox/outbox.toml
     """
-    from outbox_core.runtime.settings import is_configured, setting_problems, unknown_names
+    from outbox_core.runtime.declared_settings import is_configured, unknown_names
 
     models = _models(service)
     configured = {name: model for name, model in models.items() if service or is_configured(model, file=config)}
-    problems = {name: setting_problems(model, file=config) for name, model in configured.items()}
-    unknown = unknown_names(_models(None).values(), file=config)
+    problems = {name: model.problems(file=config) for name, model in configured.items()}
+    unknown = unknown_names(list(_models(None).values()), file=config)
     # Both name an unknown key of a table that is one service's alone.
     said = {problem for of_service in problems.values() for problem in of_service}
     unknown = [problem for problem in unknown if problem not in said]
@@ -105,14 +105,14 @@ def check(config: Config = None, service: Service = None, as_json: AsJson = Fals
     raise typer.Exit(EXIT_PROBLEMS if is_wrong else 0)
 
 
-def _models(service: str | None) -> Mapping[str, type[ServiceSettings]]:
+def _models(service: str | None) -> Mapping[str, SettingsDeclaration]:
     """Returns the declarations of the services whose packages are there. Raises UsageError for an unknown service."""
     entries = {entry.name: entry for entry in sorted(entry_points(group=SETTINGS_GROUP), key=lambda entry: entry.name)}
     if service is not None:
         if service not in entries:
             raise UsageError(f"there is no service {service!r}; services are {', '.join(entries)}")
         return {service: entries[service].load()}
-    models: dict[str, type[ServiceSettings]] = {}
+    models: dict[str, SettingsDeclaration] = {}
     for name, entry in entries.items():
         try:
             models[name] = entry.load()

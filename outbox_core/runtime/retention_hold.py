@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from outbox_core.common.clock import Clock
+from outbox_core.common.errors import DECODE_ERRORS
 from outbox_core.runtime.event_logger import EventLogger
 
 logger = EventLogger(__name__)
@@ -60,7 +61,7 @@ class EvidenceRetention:
         try:
             with self._path.open("rb") as file:
                 hold = msgspec.json.decode(file.read(FILE_BYTES_MAX), type=RetentionHold)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *DECODE_ERRORS):
             return None
         return hold if hold.format == FORMAT else None
 

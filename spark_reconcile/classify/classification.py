@@ -13,7 +13,7 @@ from spark_reconcile.core.settings import Grace
 from spark_reconcile.core.time_buckets import EVER_MS, Span, within
 from spark_reconcile.evidence.business_evidence import business_evidence
 from spark_reconcile.evidence.delivery_evidence import delivery_evidence
-from spark_reconcile.evidence.message_evidence import business_keys, message_evidence
+from spark_reconcile.evidence.message_evidence import RECURRING, business_keys, message_evidence
 from spark_reconcile.load.source_reader import Evidence
 from spark_reconcile.rules.business_row_rules import BUSINESS_ROW_RULES
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
@@ -121,7 +121,8 @@ def classify(
     first = keep(first)
     decided = _decided_by_filters(first, evidence, bounds, keep=keep)
     deliveries = first if decided is None else union(first.where(f"not ({_IN_DOUBT})"), decided)
-    theirs = copies.where(f"created_ms <= 0 or {within(span)}")
+    # No row asks for a recurring message, which must not stand for one of its key that is lost.
+    theirs = copies.where(f"created_ms <= 0 or {within(span)}").where(f"not {RECURRING}")
     business_rows = business_evidence(evidence.rows, theirs, is_shared=_is_shared(evidence))
     business = keep(with_verdicts(business_rows, BUSINESS_ROW_RULES, bounds))
 
@@ -174,7 +175,8 @@ def with_verdicts(evidence: DataFrame, rules: Sequence[VerdictRule], bounds: Map
     )
 
 
-_PUBLISHED_ALONE: Final = "topic is not null and cancel = 0 and broker = 0 and outbox + archive > 0"
+# One that was discarded for its topic, and published again to another one under its id, is two messages.
+_PUBLISHED_ALONE: Final = "topic is not null and cancel = 0 and discarded = 0 and broker = 0 and outbox + archive > 0"
 BROADCAST_MAX: Final = 1_000_000
 _STORED_ALONE: Final = "topic is not null and broker > 0 and outbox + archive = 0"
 

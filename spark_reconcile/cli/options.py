@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,19 +17,18 @@ from outbox_core.runtime.entry_point import EXIT_INTERRUPTED
 from outbox_core.runtime.logs import mask_secrets
 from outbox_core.runtime.terminal_text import escaped
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.core.settings import Settings
-from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.core.settings_file import CommandSettings, command_settings, output_folder
 
 EXIT_FINDINGS: Final = 1
 EXIT_NOT_COMPARABLE: Final = 3
 EXIT_UNFORESEEN: Final = 4
 
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file that names sources and rules.")]
-Url = Annotated[str | None, typer.Option("--url", envvar="OUTBOX_DATABASE__URL", help="Database of the outbox.")]
-PasswordFile = Annotated[
+Config = Annotated[
     Path | None,
-    typer.Option("--password-file", envvar="OUTBOX_DATABASE__PASSWORD_FILE", help="File with the databases' password."),
+    typer.Option("--config", envvar="OUTBOX_CONFIG", help="TOML file: reconcile.toml, or [reconcile] in outbox.toml."),
 ]
+Url = Annotated[str | None, typer.Option("--url", help="Database of the outbox.")]
+PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="File with the databases' password.")]
 Schema = Annotated[str | None, typer.Option("--schema", help="Schema of the outbox tables (MySQL).")]
 BrokerData = Annotated[Path | None, typer.Option("--broker-data", help="The broker's data folder, read in place.")]
 Output = Annotated[Path | None, typer.Option("--output", help="Folder for tables and reports.")]
@@ -50,9 +50,9 @@ RepairIt = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="With --repair: do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="With --repair: show it, and change nothing.")]
-REPAIRS_MAX_DEFAULT: Final = 1_000
-"""More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
-RepairsMax = Annotated[int, typer.Option("--repairs-max", min=1, help="With --repair: refuse to do more than these.")]
+RepairsMax = Annotated[
+    int | None, typer.Option("--repairs-max", min=1, help="With --repair: refuse to do more than these (1000).")
+]
 MetricsFile = Annotated[
     Path | None, typer.Option("--metrics-file", help="Write recon_* metrics here as well, e.g. for node_exporter.")
 ]
@@ -63,35 +63,39 @@ AcceptMissing = Annotated[
         help="Judge although evidence of this source is missing, as the error named it; for one run.",
     ),
 ]  # fmt: skip
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Write no line for each step where standard error is no terminal.")
-]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write no progress where standard error is no terminal.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 
 
 def given_settings(
-    config: Path | None, *, url: str | None, schema: str | None, broker_data: Path | None, output: Path | None,
-    grace_seconds: float | None, password_file: Path | None,
-) -> Settings:  # fmt: skip
-    """Returns the settings of the file, overridden by the given flags."""
-    flags: dict[str, dict[str, Any]] = {
-        "database": {
-            "url": url,
-            "schema": schema,
-            "password_file": str(password_file.resolve()) if password_file else None,
+    config: Path | None, *, url: str | None = None, schema: str | None = None, broker_data: Path | None = None,
+    output: Path | None = None, grace_seconds: float | None = None, password_file: Path | None = None,
+    reconcile: Mapping[str, Any] | None = None,
+) -> CommandSettings:  # fmt: skip
+    """Returns the given flags, and what they leave out from the environment or the file. `reconcile`: more flags of
+    that table, by their names there.
+    """
+    flags = {
+        "database": {"url": url, "schema": schema, "password_file": absolute_path(password_file)},
+        "broker": {"data": absolute_path(broker_data)},
+        "reconcile": {
+            "output": {"folder": absolute_path(output)}, "grace": {"seconds": grace_seconds}, **(reconcile or {})
         },
-        "broker": {"data": str(broker_data.resolve()) if broker_data else None},
-        "output": {"folder": str(output.resolve()) if output else None},
-        "grace": {"seconds": grace_seconds},
-    }
-    tables: dict[str, Any] = {} if config is None else read_config(config)
-    for name, values in flags.items():
-        given_values = {key: value for key, value in values.items() if value is not None}
-        if given_values:
-            tables[name] = {**tables.get(name, {}), **given_values}
-    if "database" not in tables or "broker" not in tables:
-        raise ConfigurationError("name a file with --config, or at least --url and --broker-data")
-    return settings_of(tables, folder=None if config is None else config.resolve().parent)
+    }  # fmt: skip
+    return command_settings(flags, file=config)
+
+
+def given_output(config: Path | None, output: Path | None) -> Path:
+    """Returns the folder of results. Raises ConfigurationError if nothing names it."""
+    folder = output_folder({"reconcile": {"output": {"folder": absolute_path(output)}}}, file=config)
+    if folder is None:
+        raise ConfigurationError("name the folder of results with --output, or the settings with --config")
+    return folder
+
+
+def absolute_path(path: Path | None) -> str | None:
+    """Returns a path of the command line: unlike those of a file it is relative to the working directory."""
+    return None if path is None else str(path.resolve())
 
 
 class GuardedCommands(TyperGroup):

@@ -17,7 +17,6 @@ from rich.text import Text
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.terminal_text import escaped
 from spark_reconcile.cli.options import (
-    REPAIRS_MAX_DEFAULT,
     BrokerData,
     Config,
     PasswordFile,
@@ -79,8 +78,8 @@ def apply(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what holds, and change nothing.")] = False,
     repairs_max: Annotated[
-        int, typer.Option("--repairs-max", min=1, help="Refuse to do more than these.")
-    ] = REPAIRS_MAX_DEFAULT,
+        int | None, typer.Option("--repairs-max", min=1, help="Refuse to do more than these (1000).")
+    ] = None,
 ) -> None:  # fmt: skip
     """Apply a plan that still holds. Hands what it names back to the compensator, if all of it is as it was planned.
 
@@ -96,12 +95,12 @@ def apply(
     """
     from spark_reconcile.repair.plan_file import read_plan, still_to_do
 
-    settings = given_settings(
-        config, url=url, schema=schema, broker_data=broker_data, output=None, grace_seconds=None,
-        password_file=password_file,
+    given = given_settings(
+        config, url=url, schema=schema, broker_data=broker_data, password_file=password_file,
+        reconcile={"repairs_max": repairs_max},
     )  # fmt: skip
     plan = read_plan(file)
-    _do(still_to_do(settings, plan, repairs_max=repairs_max), yes=yes, dry_run=dry_run)
+    _do(still_to_do(given.run, plan, repairs_max=given.repairs_max), yes=yes, dry_run=dry_run)
 
 
 def _do(repairs: Sequence[Repair], *, yes: bool, dry_run: bool) -> list[Repair]:

@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from outbox_core.common.errors import ConfigurationError
-from spark_reconcile.cli.options import AsJson, Config, Output
-from spark_reconcile.core.settings import check_local_folder
-from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.cli.options import AsJson, Config, Output, given_output
 from spark_reconcile.core.time_arguments import moment_ms
 from spark_reconcile.results.summary import Summary
 
@@ -45,7 +43,7 @@ def report(
     """
     from spark_reconcile.runs.stored_results import stored_run, write_anew
 
-    folder = _output(output, config)
+    folder = given_output(config, output)
     if since is None and until is not None:
         raise ConfigurationError("--until goes with --since: name since when, e.g. --since 30d")
     if since is not None and run is not None:
@@ -67,12 +65,3 @@ def _hours(folder: Path, since: str, until: str | None) -> Summary:
         note = f"{summary.windows.not_closed:,} hour(s) of this span were never judged: they are left out"
         typer.echo(note, err=True)
     return summary
-
-
-def _output(output: Path | None, config: Path | None) -> Path:
-    if output is not None:
-        check_local_folder(output, "[output] folder")
-        return output
-    if config is None:
-        raise ConfigurationError("name the folder of results with --output, or the settings with --config")
-    return settings_of(read_config(config), folder=config.resolve().parent).output

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 from rich.console import Console
@@ -25,10 +25,10 @@ from rich.table import Table
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable
 from outbox_core.runtime.event_logger import EventLogger
+from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
 from spark_reconcile.cli.interrupt import Stop, interruptible
 from spark_reconcile.cli.options import (
     EXIT_FINDINGS,
-    REPAIRS_MAX_DEFAULT,
     AcceptMissing,
     AsJson,
     BrokerData,
@@ -50,6 +50,7 @@ from spark_reconcile.cli.options import (
     Until,
     Url,
     Yes,
+    absolute_path,
     given_settings,
 )
 from spark_reconcile.cli.repair_command import app as repair_app
@@ -64,6 +65,9 @@ from spark_reconcile.report.prometheus import write_metrics
 from spark_reconcile.results.summary import Summary
 from spark_reconcile.results.window_store import newest_closed
 from spark_reconcile.rules.verdict_rule import State
+
+if TYPE_CHECKING:
+    from spark_reconcile.runs.run_progress import RunShare
 
 app = typer.Typer(cls=GuardedCommands, help="Prove that nothing was lost, invented or early.", no_args_is_help=True)
 app.command()(report)
@@ -80,9 +84,9 @@ def run(
     config: Config = None, url: Url = None, password_file: PasswordFile = None, schema: Schema = None,
     broker_data: BrokerData = None, output: Output = None, grace_seconds: GraceSeconds = None,
     master: Master = None, now_ms: NowMs = None, since: Since = None, until: Until = None, full: Full = False,
-    repair: RepairIt = False, yes: Yes = False, dry_run: DryRun = False, repairs_max: RepairsMax = REPAIRS_MAX_DEFAULT,
+    repair: RepairIt = False, yes: Yes = False, dry_run: DryRun = False, repairs_max: RepairsMax = None,
     accept_missing: AcceptMissing = None, metrics_file: MetricsFile = None, as_json: AsJson = False,
-    quiet: Quiet = False,
+    quiet: Quiet = False, progress: ProgressOption = ProgressForm.AUTO,
 ) -> None:  # fmt: skip
     """Reconcile once. Every message, every delivery and every business row gets one verdict.
 
@@ -90,23 +94,28 @@ def run(
     status: 0 balanced, 1 findings, 2 usage, 3 a source is missing, damaged or down, so nothing was judged, 4 an error
     that was not foreseen.
 
+    Options win over the environment, like OUTBOX_DATABASE__URL and OUTBOX_RECONCILE__MASTER, and that over the file.
+
     Examples:
 
       outbox reconcile run --config reconcile.toml
 
       outbox reconcile run --config reconcile.toml --since 48h --repair --dry-run
     """
-    settings = given_settings(
+    given = given_settings(
         config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds,
         password_file=password_file,
+        reconcile={"master": master, "metrics_file": absolute_path(metrics_file), "repairs_max": repairs_max},
     )  # fmt: skip
-    settings = replace(settings, accept_missing=tuple(accept_missing or ()))
+    settings = replace(given.run, accept_missing=tuple(accept_missing or ()))
     if since is None and (until or full):
         raise ConfigurationError("--until and --full go with --since: name since when, e.g. --since 48h")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     span = None if since is None else (moment_ms(since, now_ms=now), moment_ms(until, now_ms=now) if until else now)
-    summary = _run(settings, master=master, now_ms=now, span=span, full=full, quiet=quiet)
-    _write_metrics(settings, metrics_file, summary)
+    summary = _run(
+        settings, master=given.master, now_ms=now, span=span, full=full, shown=ShownRun(form=progress, quiet=quiet)
+    )
+    _write_metrics(settings, given.metrics_file, summary)
     if as_json:
         typer.echo(json.dumps(summary.as_dict()))
     else:
@@ -114,7 +123,7 @@ def run(
     if repair:
         folder = Path(summary.folder)
         tables = hour_folders(settings.output, since_ms=span[0], until_ms=span[1]) if span else [folder]
-        repair_findings(settings, tables, repairs_max=repairs_max, yes=yes, dry_run=dry_run, folder=folder)
+        repair_findings(settings, tables, repairs_max=given.repairs_max, yes=yes, dry_run=dry_run, folder=folder)
     raise typer.Exit(0 if summary.balanced else EXIT_FINDINGS)
 
 
@@ -122,9 +131,11 @@ def run(
 def watch(
     config: Config = None, url: Url = None, password_file: PasswordFile = None, schema: Schema = None,
     broker_data: BrokerData = None, output: Output = None, grace_seconds: GraceSeconds = None, master: Master = None,
-    every: Annotated[str, typer.Option("--every", help="How often: 15m, 1h.")] = "1h",
-    lookback: Annotated[str, typer.Option("--lookback", help="How far back hours are rechecked: 48h, 7d.")] = "48h",
-    metrics_file: MetricsFile = None, quiet: Quiet = False,
+    every: Annotated[str | None, typer.Option("--every", help="How often: 15m, or 1h, the default.")] = None,
+    lookback: Annotated[
+        str | None, typer.Option("--lookback", help="How far back hours are rechecked: 7d, or 48h, the default.")
+    ] = None,
+    metrics_file: MetricsFile = None, quiet: Quiet = False, progress: ProgressOption = ProgressForm.AUTO,
 ) -> None:  # fmt: skip
     """Reconcile each hour when it is over, until SIGTERM or ^C.
 
@@ -132,21 +143,24 @@ def watch(
 
     Example: outbox reconcile watch --config reconcile.toml --lookback 7d
     """
-    settings = given_settings(
+    given = given_settings(
         config, url=url, schema=schema, broker_data=broker_data, output=output, grace_seconds=grace_seconds,
         password_file=password_file,
+        reconcile={"master": master, "metrics_file": absolute_path(metrics_file), "every": every, "lookback": lookback},
     )  # fmt: skip
-    every_ms, lookback_ms = length_ms(every), length_ms(lookback)
+    settings = given.run
+    every_ms, lookback_ms = length_ms(given.every), length_ms(given.lookback)
     if not every_ms:
-        raise ConfigurationError(f"--every {every} leaves no time between two runs: name a length like 15m or 1h")
+        raise ConfigurationError(f"--every {given.every} leaves no time between two runs: name a length like 15m or 1h")
 
     grace_ms = settings.grace.ms
+    shown = ShownRun(form=progress, quiet=quiet)
 
     def once(now_ms: int) -> None:
         # There is always an hour that is over, so that no run ends the schedule: a short lookback may have none.
         span = (min(now_ms - lookback_ms, newest_closed(now_ms, grace_ms=grace_ms)), now_ms)
-        summary = _run(settings, master=master, now_ms=now_ms, span=span, full=False, quiet=quiet)
-        _write_metrics(settings, metrics_file, summary)
+        summary = _run(settings, master=given.master, now_ms=now_ms, span=span, full=False, shown=shown)
+        _write_metrics(settings, given.metrics_file, summary)
         typer.echo(summary.headline)
 
     schedule = Schedule(every_ms=every_ms, after_ms=grace_ms % every_ms)
@@ -185,26 +199,42 @@ def explain(
 
 
 def _run(
-    settings: Settings, *, master: str | None, now_ms: int, span: tuple[int, int] | None, full: bool, quiet: bool
+    settings: Settings, *, master: str | None, now_ms: int, span: tuple[int, int] | None, full: bool, shown: ShownRun
 ) -> Summary:  # fmt: skip
     from spark_reconcile.runs.reconciliation import run as reconcile_once
     from spark_reconcile.runs.reconciliation import run_windows
 
-    with _talk() as console, step_progress(console, monotonic=time.monotonic, quiet=quiet) as begin:
+    with _talk() as file, Progress("reconcile", form=shown.form, shares=True, file=file) as progress:
+        is_shown = progress.is_terminal or shown.form is ProgressForm.JSON or not shown.quiet
+        if progress.is_terminal:  # elsewhere a refused setting stays one line
+            progress.update(0, 1, step="checking the sources")
+
+        def show(share: RunShare) -> None:
+            figures = {"tasks": share.tasks}
+            progress.update(share.done, share.total, left_ms=share.left_ms, step=share.step, figures=figures)
 
         def once(stop: Stop) -> Summary:
-            def say(step: str) -> None:
+            def say(_step: str) -> None:
                 stop.check()
-                begin(step)
 
+            shows = show if is_shown else None
             if span is None:
-                return reconcile_once(settings, master=master, now_ms=now_ms, say=say)
+                return reconcile_once(settings, master=master, now_ms=now_ms, say=say, shows=shows)
             since_ms, until_ms = span
             return run_windows(
-                settings, since_ms=since_ms, until_ms=until_ms, full=full, master=master, now_ms=now_ms, say=say
-            )
+                settings, since_ms=since_ms, until_ms=until_ms, full=full, master=master, now_ms=now_ms, say=say,
+                shows=shows,
+            )  # fmt: skip
 
         return interruptible(once)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRun:
+    """How a run is shown; `quiet`: by no line."""
+
+    form: ProgressForm
+    quiet: bool
 
 
 def _write_metrics(settings: Settings, metrics_file: Path | None, summary: Summary) -> None:
@@ -232,10 +262,10 @@ def _stopped_by_signals(watching: ScheduledRuns) -> Iterator[None]:
 
 
 @contextmanager
-def _talk() -> Iterator[Console]:
-    """A console on a duplicate of standard error: the original is redirected while Spark starts."""
+def _talk() -> Iterator[TextIO]:
+    """A duplicate of standard error: the original is redirected while Spark starts."""
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as file:
-        yield Console(file=file, highlight=False)
+        yield file
 
 
 def _print(summary: Summary) -> None:
@@ -274,29 +304,6 @@ def _windows(summary: Summary) -> dict[str, int]:
         "hours still open": windows.open,
         "unsent in other hours": windows.outside,
     }
-
-
-Monotonic = Callable[[], float]
-
-
-@contextmanager
-def step_progress(console: Console, *, monotonic: Monotonic, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yields a function to call with the name of each step as it begins; `quiet`: without a terminal nothing is shown.
-
-    The status line shows at once that sources are checked. Without a terminal nothing is written before the first step,
-    so that a refused setting stays one line.
-    """
-    started = monotonic()
-    if not console.is_terminal:
-
-        def write_line(step: str) -> None:
-            if not quiet:
-                console.print(f"{monotonic() - started:7.1f} s  {step}", markup=False, soft_wrap=True)
-
-        yield write_line
-        return
-    with console.status("checking the sources") as status:
-        yield lambda step: status.update(f"{step} ({monotonic() - started:.0f} s)")
 
 
 logger: EventLogger = EventLogger(__name__)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from outbox_core.common.errors import DECODE_ERRORS
 from spark_reconcile.compare.key_digests import DIGESTS, PARTED, SUMS_SCHEMA, digest
 from spark_reconcile.core.dataframes import listed, union
 from spark_reconcile.core.settings import RunLimits
@@ -187,7 +188,7 @@ class FileDigestCache:
         """Read the index; empty if it is of another definition of the digests, or a file is not complete."""
         try:
             index = msgspec.json.decode((self._folder / INDEX).read_bytes(), type=_Index)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *DECODE_ERRORS):
             return _Index()
         if index.about != _about():
             return _Index()

@@ -26,7 +26,7 @@ APART_MS_MAX: Final = 60_000
 CANCELED: Final = "('canceled', 'answered')"
 """Kinds of action that record a message's cancellation: the broker's note, and its answer in the archive."""
 _STEPS: Final = ("delivered", "acked")
-_ODD_STEPS: Final = ("requeued", "extended", "died", "redriven", "discarded")
+_ODD_STEPS: Final = ("requeued", "extended", "died", "redriven", "redrive_stopped", "discarded", "edited")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.compare.id_digests import halved, sums
 from spark_reconcile.core.dataframes import among, grouped, listed, union
 from spark_reconcile.core.time_buckets import KEYED, NO_PERIOD, PART, PERIOD_MS, hour, period
-from spark_reconcile.sources.sql_statements import InputKind
+from spark_reconcile.sources.sql_statements import DISCARDED, InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -28,10 +28,10 @@ _STANDS: Final = "xxhash64(id, coalesce(message_key, ''), body_sha256, note)"
 _DUE: Final = "if(deliver_at_ms is null, 0L, xxhash64(coalesce(message_key, ''), deliver_at_ms))"
 _ODD: Final = {
     InputKind.BUSINESS: "deliver_at_ms is not null or coalesce(message_key, '') = '' or created_ms is null",
-    InputKind.ARCHIVE: "deliver_at_ms is not null",
+    InputKind.ARCHIVE: f"deliver_at_ms is not null or note = '{DISCARDED}'",
     MESSAGES: "deliver_at_ms is not null or sequence is null or sequence < 0 or stored_ms is null",
 }
-"""Odd rows, always classified: rows that are due later, or whose time or place is not known yet."""
+"""Odd rows, always classified: those that are due later or were discarded, or whose time or place is not known yet."""
 _SUMMED: Final = ("n", "low", "high", "key_low", "key_high", "odd", "resent", "repeated")
 PART_HASH: Final = "xxhash64(number, period, part)"
 """Hash of a part: compared in a third of the time of texts. A collision costs a drill-down, not a wrong verdict."""

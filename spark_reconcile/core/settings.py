@@ -41,6 +41,7 @@ class RunLimits:
     one_partition_rows_max: int = 20_000
 
 
+MASTER_DEFAULT: Final = "local[*]"
 GRACE_SECONDS_DEFAULT: Final = 60.0
 LATE_AFTER_SECONDS_DEFAULT: Final = 60.0
 CLOCK_SKEW_SECONDS_DEFAULT: Final = 1.0

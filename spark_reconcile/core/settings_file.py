@@ -1,14 +1,15 @@
-"""Reads Settings from a TOML file; an unknown key is an error that suggests the nearest known one.
+"""Declares the settings of reconciliation, and reads them: options, the environment, a file, defaults.
 
-Without pydantic: this extra is installed in Spark clusters, and would replace the pydantic of all their jobs, some of
-major version 1. There are no layers to merge: one file, and five flags.
+They are in [database], [broker] and [reconcile] of a file of several services, `outbox.toml`, where keys of other
+services in the first two are ignored. A file of reconciliation alone, `reconcile.toml`, has at its root what is below
+[reconcile] there. Without pydantic: this extra is installed in Spark clusters, and would replace the pydantic of all
+their jobs, some of major version 1.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, date, datetime
 from math import isfinite
 from pathlib import Path
@@ -17,7 +18,19 @@ from urllib.parse import quote, urlsplit
 
 from outbox_core.common.errors import ConfigurationError, InvalidMessage
 from outbox_core.runtime.config_files import read_secret, read_toml
+from outbox_core.runtime.declared_settings import (
+    DeclaredSetting,
+    Location,
+    as_json,
+    as_written,
+    file_tables,
+    is_near,
+    layered_values,
+    nearest,
+    origin_of,
+)
 from spark_reconcile.core.settings import (
+    MASTER_DEFAULT,
     BusinessRule,
     CompletenessBound,
     Condition,
@@ -28,45 +41,262 @@ from spark_reconcile.core.settings import (
     Operator,
     OutboxSource,
     Settings,
+    check_local_folder,
     is_url,
 )
+from spark_reconcile.core.time_arguments import length_ms
 
-_UNTIL: Final = frozenset({"complete_until", "lag_seconds"})
-_KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "": frozenset({"database", "outboxes", "archive", "broker", "rules", "inboxes", "grace", "output", "delay"}),
-    "database": frozenset(
-        {"url", "password_file", "schema", "archive", "complete_since", "archive_days", "inbox_days"}
-    ) | _UNTIL,
-    "outboxes": frozenset({"url", "schema"}) | _UNTIL,
-    "archive": frozenset({"parquet"}),
-    "broker": frozenset({"data", "groups"}),
+OUTPUT_DEFAULT: Final = "reconciliation"
+REPAIRS_MAX_DEFAULT: Final = 1_000
+"""More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
+EVERY_DEFAULT: Final = "1h"
+LOOKBACK_DEFAULT: Final = "48h"
+
+
+# -- the declaration ---------------------------------------------------------------------------------------------------
+#
+# How each key's text in the environment is read. What is wrong with a value is said where it is used, whoever gave it.
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("it is not a number") from None
+
+
+def _as_flag(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError("it is neither true nor false")
+    return text.lower() == "true"
+
+
+def _as_time(text: str) -> int | datetime:
+    try:
+        return int(text) if text.isdecimal() else datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("it is neither a date, e.g. 2026-11-01, nor epoch milliseconds") from None
+
+
+def _as_path(text: str) -> str:
+    """Returns the path within the working directory; those of a file of reconciliation alone are within its folder."""
+    return str(Path(text).expanduser().absolute())
+
+
+def _as_paths(text: str) -> Any:
+    locations = _as_texts(text)
+    return [
+        _as_path(location) if isinstance(location, str) and not is_url(location) else location for location in locations
+    ]
+
+
+def _as_texts(text: str) -> Any:
+    return as_json(text) if text.startswith("[") else [text]
+
+
+_Keys = Mapping[str, Callable[[str], Any]]
+_UNTIL: Final[_Keys] = {"complete_until": _as_time, "lag_seconds": _as_number}
+_SHARED: Final[Mapping[str, _Keys]] = {
+    "database": {
+        "url": as_written, "password_file": _as_path, "schema": as_written, "archive": _as_flag,
+        "complete_since": _as_time, "archive_days": _as_number, "inbox_days": _as_number, **_UNTIL,
+    },
+    "broker": {"data": _as_path, "groups": _as_texts},
+}  # fmt: skip
+"""Tables that services have as well."""
+_OWN: Final[Mapping[str, _Keys]] = {
+    "archive": {"parquet": _as_paths},
+    "grace": {setting.name: _as_number for setting in fields(Grace)},
+    "output": {"folder": _as_path, "keep_days": _as_number},
+    "delay": {"store": as_written, "config": _as_path},
+}  # fmt: skip
+"""Tables below [reconcile]."""
+_COMMAND: Final[_Keys] = {
+    "master": as_written, "metrics_file": _as_path, "repairs_max": _as_number, "every": as_written,
+    "lookback": as_written,
+}  # fmt: skip
+"""Keys of [reconcile]: how the commands run it."""
+_LISTS: Final[Mapping[str, frozenset[str]]] = {
+    "outboxes": frozenset({"url", "schema", *_UNTIL}),
     "rules": frozenset(
         {
             "name", "table", "where", "key_column", "time_column", "time_unit", "topic", "deliver_at_column", "url",
-            "complete_since", "body", "key_format",
+            "complete_since", "body", "key_format", *_UNTIL,
         }
-    ) | _UNTIL,
-    "inboxes": frozenset({"group", "url", "schema", "topics", "complete_since"}) | _UNTIL,
-    "grace": frozenset(
-        {"seconds", "late_after_seconds", "clock_skew_seconds", "slack_seconds", "confirm_after_seconds"}
     ),
-    "output": frozenset({"folder", "keep_days"}),
-    "delay": frozenset({"store", "config"}),
-    "where": frozenset({"column", "op", "value"}),
+    "inboxes": frozenset({"group", "url", "schema", "topics", "complete_since", *_UNTIL}),
 }  # fmt: skip
-OUTPUT_DEFAULT: Final = "reconciliation"
+"""Lists of tables below [reconcile], each with its keys: JSON in the environment."""
+_BELOW: Final = frozenset({*_OWN, *_COMMAND, *_LISTS})
+_CONDITION: Final = frozenset({"column", "op", "value"})
+_RECONCILE: Final = "reconcile"
+_REQUIRED: Final = frozenset({("database", "url"), ("broker", "data")})
+_DEFAULTS: Final[Mapping[Location, Any]] = {
+    ("database", "archive"): True,
+    **{("reconcile", "grace", name): value for name, value in asdict(Grace()).items()},
+    ("reconcile", "output", "folder"): OUTPUT_DEFAULT,
+    ("reconcile", "master"): MASTER_DEFAULT,
+    ("reconcile", "repairs_max"): REPAIRS_MAX_DEFAULT,
+    ("reconcile", "every"): EVERY_DEFAULT,
+    ("reconcile", "lookback"): LOOKBACK_DEFAULT,
+    **{("reconcile", name): [] for name in _LISTS},
+}
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Returns the file's tables, with checked keys. Raises ConfigurationError with the nearest known key."""
-    config = read_toml(path)
-    _check_keys(config, "")
-    for name in ("database", "archive", "broker", "grace", "output", "delay"):
-        _check_keys(_table(config, name), name)
-    for name in ("outboxes", "rules", "inboxes"):
-        for table in _tables(config, name):
-            _check_keys(table, name)
-    return config
+def _declared() -> Iterator[DeclaredSetting]:
+    readers: dict[Location, Callable[[str], Any]] = {
+        **{(table, key): from_text for table, keys in _SHARED.items() for key, from_text in keys.items()},
+        **{(_RECONCILE, key): from_text for key, from_text in _COMMAND.items()},
+        **{(_RECONCILE, table, key): from_text for table, keys in _OWN.items() for key, from_text in keys.items()},
+        **{(_RECONCILE, name): as_json for name in _LISTS},
+    }
+    for location, from_text in readers.items():
+        yield DeclaredSetting(
+            location=location, default=_DEFAULTS.get(location), is_required=location in _REQUIRED,
+            is_shared=location[0] in _SHARED, from_text=from_text,
+        )  # fmt: skip
+
+
+class ReconcileDeclaration:
+    """What reconciliation declares, for `outbox config`."""
+
+    def declared(self) -> Sequence[DeclaredSetting]:
+        """Returns all settings."""
+        return list(_declared())
+
+    def placed(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the tables, those of a file of reconciliation alone below [reconcile]."""
+        if not _is_alone(tables):
+            return dict(tables)
+        shared = {name: table for name, table in tables.items() if is_near(name, _SHARED)}
+        below = {name: table for name, table in tables.items() if name not in shared}
+        return {**shared, _RECONCILE: below} if below else shared
+
+    def problems(self, *, file: Path | None) -> list[str]:
+        """Returns the first that keeps a run from starting."""
+        try:
+            settings = command_settings({}, file=file)
+            length_ms(settings.every)
+            length_ms(settings.lookback)
+        except ConfigurationError as error:
+            return [str(error)]
+        return []
+
+
+DECLARATION: Final = ReconcileDeclaration()
+
+
+def _is_alone(tables: Mapping[str, Any]) -> bool:
+    """Whether a file is of reconciliation alone: no table, and no key of [database] and [broker], is of a service.
+
+    What is nearly a name of reconciliation's is one that is misspelt.
+    """
+    if _RECONCILE in tables:
+        return False
+    keys = [(key, known_keys) for name, known_keys in _SHARED.items() for key in _table(tables, name)]
+    names = [(name, {*_SHARED, *_BELOW}) for name in tables]
+    return all(is_near(name, known_names) for name, known_names in [*names, *keys])
+
+
+# -- the values --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSettings:
+    """What the commands of `outbox reconcile` are given: the settings of a run, and how and when to make it.
+
+    `repairs_max`: more are refused. `every`, `lookback`: of `watch`, each a number and one of s, m, h, d.
+    """
+
+    run: Settings
+    master: str
+    metrics_file: Path | None
+    repairs_max: int
+    every: str
+    lookback: str
+
+
+def command_settings(flags: Mapping[str, Any], *, file: Path | None) -> CommandSettings:
+    """Returns the flags, nested as `outbox.toml` is; for what they leave out the environment, the file, the default.
+
+    Raises ConfigurationError that names the file or the variable, and for an unknown key the most similar known one.
+    """
+    tables, folder = _given(flags, file=file)
+    if not tables["database"] or not tables["broker"]:
+        raise ConfigurationError("name a file with --config, or at least --url and --broker-data")
+    tables = {"master": MASTER_DEFAULT, "every": EVERY_DEFAULT, "lookback": LOOKBACK_DEFAULT, **tables}
+    repairs_max = _number({"repairs_max": REPAIRS_MAX_DEFAULT, **tables}, "repairs_max", _RECONCILE) or 0.0
+    if repairs_max < 1 or repairs_max != int(repairs_max):
+        raise ConfigurationError("[reconcile]: repairs_max is a whole number, and at least 1")
+    return CommandSettings(
+        run=settings_of(tables, folder=folder),
+        master=_text(tables, "master", _RECONCILE),
+        metrics_file=_path(_text(tables, "metrics_file", _RECONCILE), folder) if "metrics_file" in tables else None,
+        repairs_max=int(repairs_max),
+        every=_text(tables, "every", _RECONCILE),
+        lookback=_text(tables, "lookback", _RECONCILE),
+    )
+
+
+def output_folder(flags: Mapping[str, Any], *, file: Path | None) -> Path | None:
+    """Returns the folder of results, from the same sources; None: there is no file, and nothing else names it."""
+    tables, folder = _given(flags, file=file)
+    output = _table(tables, "output")
+    if file is None and "folder" not in output:
+        return None
+    path = _path(_text({"folder": OUTPUT_DEFAULT, **output}, "folder", "output"), folder)
+    check_local_folder(path, "[output] folder")
+    return path
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Returns the tables of a file, with checked keys, as a file of reconciliation alone has them."""
+    return _checked(file_tables(DECLARATION, file), flags={}, file=file)
+
+
+def _given(flags: Mapping[str, Any], *, file: Path | None) -> tuple[dict[str, Any], Path | None]:
+    """Returns the tables as a file of reconciliation alone has them, and the folder of its relative paths; None: the
+    working directory, to which services relate those of a file that they share.
+    """
+    tables = _checked(layered_values(DECLARATION, flags, file=file), flags=flags, file=file)
+    is_alone = file is not None and _is_alone(read_toml(file))
+    return tables, file.resolve().parent if file is not None and is_alone else None
+
+
+def _checked(values: Mapping[str, Any], *, flags: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Returns what stands in [database], [broker] and below [reconcile]. Raises ConfigurationError for unknown keys."""
+    written = {} if file is None else read_toml(file)
+    is_alone = _is_alone(written)
+    misplaced = sorted(values.keys() & _BELOW)
+    if misplaced:
+        raise ConfigurationError(
+            f"{file}: {misplaced[0]!r} is reconciliation's: in a file of several services it stands in [reconcile]"
+        )
+
+    def check(table: Mapping[str, Any], known: Iterable[str], *location: str) -> None:
+        for key in sorted(table.keys() - set(known)):
+            origin = origin_of([*location, key], flags=flags, file=file)
+            shown = location[1:] if is_alone and location[0] == _RECONCILE else location
+            raise ConfigurationError(origin + _unknown_key(key, known, ".".join(shown)))
+
+    below = _table(values, _RECONCILE)
+    check(below, _BELOW, _RECONCILE)
+    for name, keys in _OWN.items():
+        check(_table(below, name), keys, _RECONCILE, name)
+    for name, known in _LISTS.items():
+        for table in _tables(below, name):
+            check(table, known, _RECONCILE, name)
+    for name, keys in _SHARED.items():
+        check(_table(written, name) if is_alone else {}, keys, name)
+    shared = {
+        name: {key: value for key, value in _table(values, name).items() if key in keys}
+        for name, keys in _SHARED.items()
+    }
+    return {**below, **shared}
+
+
+def _unknown_key(key: str, known: Iterable[str], table: str) -> str:
+    return f"there is no setting {key!r}{f' of [{table}]' if table else ''}{nearest(key, known)}"
 
 
 def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Settings:
@@ -195,7 +425,8 @@ def _conditions(where: object) -> tuple[Condition, ...]:
 def _condition(condition: object) -> Condition:
     if not isinstance(condition, dict):
         raise ConfigurationError('a condition is a table, e.g. {column = "amount", op = ">", value = 0}')
-    _check_keys(condition, "where")
+    for key in sorted(condition.keys() - _CONDITION):
+        raise ConfigurationError(_unknown_key(key, _CONDITION, "where"))
     try:
         operator = Operator(condition.get("op", "="))
     except ValueError as error:
@@ -210,15 +441,6 @@ def _values(value: object) -> tuple[str | int | float | bool, ...]:
     if not all(isinstance(scalar, str | int | float | bool) for scalar in values):
         raise ConfigurationError(f"a condition's value is text, a number or a boolean, not {value!r}")
     return tuple(values)
-
-
-def _check_keys(table: Mapping[str, Any], table_name: str) -> None:
-    known_keys = _KEYS[table_name]
-    for key in table:
-        if key not in known_keys:
-            near = difflib.get_close_matches(key, known_keys, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known_keys))}"
-            raise ConfigurationError(f"unknown key {key!r}{f' in [{table_name}]' if table_name else ''}; {hint}")
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from spark_reconcile.core.dataframes import grouped, listed, union
 from spark_reconcile.core.settings import BusinessRule
 from spark_reconcile.results.summary import Cause, InputExtent, VerdictCount
 from spark_reconcile.rules.verdict_rule import FINDING, Scope, Severity
-from spark_reconcile.sources.sql_statements import CANCELS, InputKind
+from spark_reconcile.sources.sql_statements import CANCELS, DISCARDED, InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -384,7 +384,7 @@ def _archive(evidence: Evidence) -> DataFrame:
     """When the archive row was written minus when the broker stored its message; of messages sent at the first try."""
     once = (
         f"input_kind = '{InputKind.ARCHIVE}' and topic != '{CANCELS}' and attempts <= 1 "
-        "and coalesce(note, '') != 'duplicate'"
+        f"and coalesce(note, '') not in ('duplicate', '{DISCARDED}')"
     )
     sampled = _sampled("id", _rows(evidence, InputKind.ARCHIVE))
     sent = evidence.rows.where(f"{once} and {sampled}").select(*_MESSAGE, "at_ms")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _STATES: Final = (
-    State.LOST, State.UNSENT, State.PENDING, State.PARKED, State.CANCELED, State.MISMATCH, State.DUPLICATE,
-    State.UNKNOWN,
+    State.LOST, State.UNSENT, State.PENDING, State.PARKED, State.CANCELED, State.DISCARDED, State.MISMATCH,
+    State.DUPLICATE, State.UNKNOWN,
 )  # fmt: skip
 """Possible states of a message that a row requires. Not phantom: no row requires it, or only the broker has it."""
 _TIMES: Final = ("created_ms", "deliver_at_ms")
@@ -32,13 +32,14 @@ _OF_ALL: Final = (
     ("max", "unit_ms", "unit_of_all_ms"), ("sum", "due_rows", "due_rows_of_all"),
 )  # fmt: skip
 
-_LIVE_DUE: Final = f"if(state = '{State.CANCELED}', null, deliver_at_ms)"
+_LIVE_DUE: Final = f"if(state in ('{State.CANCELED}', '{State.DISCARDED}'), null, deliver_at_ms)"
 # The one place where the due times of rows and messages are compared. A row has its due time in the unit of its column,
 # rounded in a way that only the business knows: they are equal within one unit. `early` and `late` compare the broker's
 # actions with the message's own due time, to the millisecond.
 _FROM_MS: Final = "(least_of_all_ms - unit_of_all_ms)"
 _TO_MS: Final = "(most_of_all_ms + unit_of_all_ms)"
-# A row that was moved has the message that was canceled for it, too: that may be due at any time, and no other may.
+# A row that was moved has the message that was canceled for it, too, or discarded: that may be due at any time, and no
+# other may.
 _DIFFERS: Final = (
     f"least_live_ms < {_FROM_MS} or most_live_ms > {_TO_MS}"
     " or least_found_ms > least_of_all_ms + unit_of_all_ms or most_found_ms < most_of_all_ms - unit_of_all_ms"

@@ -25,7 +25,9 @@ _KINDS: Final = {
     "acked": LastKind.ACKED,
     "died": LastKind.DIED,
     "redriven": LastKind.REDRIVEN,
+    "redrive_stopped": LastKind.DIED,
     "discarded": LastKind.DISCARDED,
+    "edited": LastKind.REDRIVEN,  # and what is delivered from then on has another id
 }
 _EXPECTED: Final = (
     "stored", "deliver_at_ms", "message_ready_ms", "stored_ms", "sequence", "canceled", "floor", "since_ms", "seeks",
@@ -33,7 +35,7 @@ _EXPECTED: Final = (
     "inbox_reach_ms", "inbox_until_ms",
     "published_ms",
 )  # fmt: skip
-_COUNTED: Final = ("deliveries", "acks", "nacks", "redrives", "effects")
+_COUNTED: Final = ("deliveries", "acks", "nacks", "redrives", "edits", "effects")
 _GROUP_SCHEMA: Final = (
     "topic string, consumer_group string, floor bigint, since_ms bigint, seeks bigint, last_seek_ms bigint, "
     "last_seek_position bigint, deleted bigint, deleted_position bigint, paused bigint, filtered bigint, "
@@ -144,7 +146,8 @@ def _actions_input(actions: DataFrame) -> DataFrame:
         deliveries=when("delivered", "1L", "0L"),
         acks=when("acked", "1L", "0L"),
         nacks=when("requeued", "1L", "0L"),
-        redrives=when("redriven", "1L", "0L"),
+        redrives="if(kind in ('redriven', 'edited'), 1L, 0L)",
+        edits=when("edited", "1L", "0L"),
         first_delivered_ms=when("delivered", "at_ms"),
         last_delivered_ms=when("delivered", "at_ms"),
         first_ack_ms=when("acked", "at_ms"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from outbox_core.common.errors import FilterError
+from outbox_core.common.errors import DECODE_ERRORS, FilterError
 from spark_reconcile.core.dataframes import computed, grouped, listed, union
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
 from spark_reconcile.rules.delivery_rules import FilterAnswer
@@ -134,7 +134,7 @@ def _answer(
         return int(FilterAnswer.NOT_KNOWN)
     try:
         return int(FilterAnswer.YES if predicate(_decode_headers(headers)) else FilterAnswer.NO)
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return int(FilterAnswer.NOT_KNOWN)
 
 

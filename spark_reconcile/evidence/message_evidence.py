@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.messages.recurring_message import RECURRING_ID
 from spark_reconcile.core.dataframes import among, computed, grouped, union
 from spark_reconcile.core.time_buckets import EVER_MS
 from spark_reconcile.sources.broker_logs import ACTION_SCHEMA
-from spark_reconcile.sources.sql_statements import CANCELS, WITHDRAWN, WITHDREW, InputKind
+from spark_reconcile.sources.sql_statements import CANCELS, DISCARDED, WITHDRAWN, WITHDREW, InputKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,7 +30,7 @@ _COUNTS: Final = (
 )  # fmt: skip
 _TIMES: Final = (
     "body_hash", "key_hash", "due_ms", "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence", "placed_ms",
-    "fell_due_ms", "cancel_noted", "withdrawn_due_ms",
+    "fell_due_ms", "cancel_noted", "gone_due_ms", "discarded_ms",
 )  # fmt: skip
 
 # A scheduled message is in the log up to twice: a marker while it waits, and itself once it is due. Either suffices: a
@@ -43,8 +44,11 @@ _SUMS: Final = ("outbox", "parked", "took_effect")
 _FLAGS: Final = ("resent", "repeated", "timed")
 """Flags of a message: a duplicated archive row does not mean two sends."""
 _FACTS: Final = (*_SUMS, "archive", *_FLAGS, "broker")
-# A message that was withdrawn from its table and published again under its id counts by what came later.
+# A message that was withdrawn from its table, or discarded, and published again under its id counts by what came later.
+_GONE: Final = "sum(outbox + archive) = 0 and (sum(withdrawn) > 0 or max(discarded_ms) is not null)"
 _WITHDRAWN: Final = "sum(outbox + archive) = 0 and sum(withdrawn) > 0"
+# A repair may have written it again after it was sent: so a discard that came after the last sending decides.
+_DISCARDED: Final = "sum(outbox) = 0 and coalesce(max(discarded_ms) > coalesce(max(sent_ms), 0L), false)"
 # The broker also notes cancels of ids it has forgotten: after the message was appended, a cancel has no effect.
 CANCEL_MEMORY_MS: Final = 7 * 24 * 3_600_000
 """How long the broker remembers a cancel that came before its message."""
@@ -57,6 +61,10 @@ _TAKEN_BACK: Final = (
 # A row written by hand may be due at the largest number that there is: rules add to it.
 _DUE: Final = f"greatest(least(coalesce(deliver_at_ms, 0L), {EVER_MS}L), -{EVER_MS}L)"
 _CANCELED: Final = f"if(cancels is null, 0L, cast(size(filter(cancels, cancel -> {_TAKEN_BACK})) as bigint))"
+RECURRING: Final = f"rlike(id, '^{RECURRING_ID}$')"
+"""Whether the broker published the message by itself: nobody else makes such ids. Its notes of that are dropped with
+their segment, which may be before the message is.
+"""
 BROADCAST_CANCELS_MAX: Final = 1_000_000
 """Up to so many canceled ids are broadcast; more are shuffled with all messages."""
 
@@ -77,8 +85,8 @@ def message_evidence(
     )
     return joined.selectExpr(
         "id", "if(outbox + archive + broker > 0, topic, null) as topic", "message_key", "published_key", *_FACTS,
-        "canceled", "body_differs", "0 as topic_differs", "key_differs", "due_differs", "cancel_noted", "created_ms",
-        "sent_ms", "stored_ms", "fired_ms", "sequence",
+        "canceled", "discarded", "body_differs", "0 as topic_differs", "key_differs", "due_differs", "cancel_noted",
+        "created_ms", "sent_ms", "stored_ms", "fired_ms", "sequence",
         "due_ms as deliver_at_ms",
         "greatest(stored_ms, due_ms) as ready_ms",
         "if(stored_ms > 0, stored_ms, created_ms) as accepted_ms",
@@ -87,7 +95,8 @@ def message_evidence(
         "coalesce(business_rows, 0L) as business",
         f"{_reach_case(reaches)} as business_reach_ms",
         f"{_reach_case(until)} as business_until_ms",
-        f"if({among('topic', known_topics)}, 1, 0) as topic_known", "0L as respelled",
+        f"if({among('topic', known_topics)}, 1, 0) as topic_known", f"if({RECURRING}, 1, 0) as recurring",
+        "0L as respelled",
     )  # fmt: skip
 
 
@@ -135,8 +144,8 @@ def _inputs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Da
         **body, "topic": "topic", "published_key": f"if(topic = '{CANCELS}', null, {key})",
         "key_hash": f"if(topic = '{CANCELS}', null, xxhash64({key}))",
     }  # fmt: skip
-    # A withdrawn message was never sent: what is compared is what came later under its id.
-    gone = f"coalesce(note = '{WITHDRAWN}', false)"
+    # A message that was withdrawn or discarded was not sent: what is compared is what came later under its id.
+    gone = f"coalesce(note in ('{WITHDRAWN}', '{DISCARDED}'), false)"
     compared = ("body_hash", "key_hash", "due_ms")
     of_archive = {**of_rows, **{name: f"if({gone}, null, {of_rows[name]})" for name in compared}}
     return [
@@ -148,9 +157,9 @@ def _inputs(rows: DataFrame, messages: DataFrame, actions: DataFrame) -> list[Da
         ),
         _input(
             rows.where(f"input_kind = '{InputKind.ARCHIVE}'"), **of_archive, archive=f"if({gone}, 0L, 1L)",
-            sent_ms=f"if({gone}, null, at_ms)", withdrawn=f"if({gone}, 1L, 0L)",
-            withdrawn_due_ms=f"if({gone}, deliver_at_ms, null)",
-            resent="if(attempts > 1, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
+            sent_ms=f"if({gone}, null, at_ms)", withdrawn=f"if(note = '{WITHDRAWN}', 1L, 0L)",
+            discarded_ms=f"if(note = '{DISCARDED}', at_ms, null)", gone_due_ms=f"if({gone}, deliver_at_ms, null)",
+            resent=f"if(attempts > 1 and not {gone}, 1L, 0L)", repeated="if(note = 'duplicate', 1L, 0L)",
             took_effect=f"if(topic = '{CANCELS}' and note in ('{TAKEN}', '{WITHDREW}'), 1L, 0L)",
             cancel_noted=f"if(note = '{WITHDREW}', 1L, null)",
         ),
@@ -185,15 +194,16 @@ def _aggregates() -> dict[str, str]:
         "message_key": "coalesce(min(stored_key), min(published_key))",
         "published_key": "coalesce(min(published_key), min(stored_key))",
         **{name: f"sum({name})" for name in _SUMS},
-        "archive": f"if({_WITHDRAWN}, 1L, sum(archive))",
+        "archive": f"if({_GONE}, 1L, sum(archive))",
         "withdrawn": f"if({_WITHDRAWN}, 1L, 0L)",
+        "discarded": f"if({_DISCARDED}, 1L, 0L)",
         **{name: f"max({name})" for name in _FLAGS},
         "broker": _BROKER,
         **{
             f"{name}_differs": f"if(coalesce(min({column}) != max({column}), false), 1, 0)"
             for name, column in differs.items()
         },
-        "due_ms": "coalesce(min(due_ms), min(withdrawn_due_ms), 0L)",
+        "due_ms": "coalesce(min(due_ms), min(gone_due_ms), 0L)",
         **{name: f"coalesce(min({name}), 0L)" for name in ("created_ms", "sent_ms", "stored_ms")},
         "fired_ms": "coalesce(max(fired_ms), 0L)",
         **{name: f"coalesce(max({name}), -1L)" for name in ("sequence", "cancel_noted")},

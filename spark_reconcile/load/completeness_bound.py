@@ -16,7 +16,7 @@ from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import CompletenessBound, Settings
 from spark_reconcile.core.time_buckets import DAY_MS, EVER_MS
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
-from spark_reconcile.sources.sql_statements import InputKind
+from spark_reconcile.sources.sql_statements import DISCARDED, InputKind
 
 if TYPE_CHECKING:
     from spark_reconcile.core.plausible_times import InputCount
@@ -124,8 +124,9 @@ def archive_reach(
     reach = _kept_since(settings.complete_since_ms, settings.archive_days, settings, now_ms=now_ms)
     if reach is not None:
         return reach
+    # A discard writes to an archive that is off, too: its row says nothing of what was sent since.
     return oldest_row(
-        [count for count in counts if count.input_kind == InputKind.ARCHIVE],
+        [count for count in counts if count.input_kind == InputKind.ARCHIVE and count.note != DISCARDED],
         settings,
         oldest_ms.get((InputKind.ARCHIVE, "")),
     )

@@ -7,20 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from outbox_core.journal import journal
-from outbox_core.journal.block import SegmentRefused, block_head_at
-from outbox_core.journal.frame_scan import payload_bounds
+from outbox_core.journal.block import SEGMENT_HEAD_BYTES, SegmentRefused, block_head_at
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, LogSegment, begins_whole, blocks_of, data_of
+from spark_reconcile.sources.broker_logs import DELIVERY_KINDS, LogSegment, begins_whole, blocks_of
 
 if TYPE_CHECKING:
     from spark_reconcile.core.plausible_times import InputCount
 
-FRAMES_AT_ONCE: Final = 16_384
 UNSYNCED_MS: Final = 60_000
-"""Records older than this are on the disk and visible on every machine: Linux writes pages back after 30 s, checked
+"""Blocks older than this are on the disk and visible on every machine: Linux writes pages back after 30 s, checked
 every 5 s; NFS caches attributes of a file for at most 60 s.
 """
 
@@ -29,9 +25,10 @@ every 5 s; NFS caches attributes of a file for at most 60 s.
 class LogEnd:
     """The end of a log at the time it was read.
 
-    `offset`: the log offset after its last complete record; `last_ms`: that record's time, 0 if the last segment has
-    none. `settled_offset`: the offset after the newest record that is at least as old as the given time, or the
-    start of the last segment. `torn`: the nonzero bytes after the last complete record, in a sentence.
+    `offset`: the log offset after its last complete block; `last_ms`: that block's time, 0 if the last segment has
+    none. `settled_offset`: the offset after the newest block that is at least as old as the given time, or the start of
+    the last segment: one before it was durable before it was begun. `torn`: the nonzero bytes after the last complete
+    block, in a sentence.
     """
 
     offset: int = 0
@@ -44,16 +41,16 @@ def log_end(segments: Sequence[LogSegment], *, settled_ms: int = 0) -> LogEnd:
     """Find where a log ends, and where it ended at `settled_ms`; reading rows detects damage before its end."""
     last = segments[-1]
     try:
-        found = _end_of_blocks(last, settled_ms) if last.has_blocks else _end_of_records(last, settled_ms)
+        found = _end_of(last, settled_ms)
         tail = _tail_of(last, found.offset)
         is_torn = bool(tail.strip(b"\0")) and not _is_whole_by_now(last, found.offset)
-    except (journal.SegmentDamaged, SegmentRefused, OSError, msgspec.MsgspecError):
+    except (journal.SegmentDamaged, SegmentRefused, OSError):
         return LogEnd(offset=last.first_offset, settled_offset=last.first_offset)
     torn = f"torn tail of {len(tail):,} bytes at {last.path}: read up to it" if is_torn else ""
     return replace(found, torn=torn)
 
 
-def _end_of_blocks(last: LogSegment, settled_ms: int) -> LogEnd:
+def _end_of(last: LogSegment, settled_ms: int) -> LogEnd:
     end = settled = last.first_offset
     last_ms = 0
     for block in blocks_of(last, wanted=()):
@@ -64,23 +61,8 @@ def _end_of_blocks(last: LogSegment, settled_ms: int) -> LogEnd:
     return LogEnd(offset=end, last_ms=last_ms, settled_offset=settled)
 
 
-def _end_of_records(last: LogSegment, settled_ms: int) -> LogEnd:
-    start = journal.HEADER_BYTES
-    shift = last.first_offset - start
-    newest: list[tuple[int, int]] = []
-    data = data_of(last)
-    while (bounds := payload_bounds(data, start=start, frames_max=FRAMES_AT_ONCE))[0]:
-        # Each record ends where the frame of the next one begins.
-        ends = [*(begin - journal.FRAME_BYTES for begin in bounds[0][1:]), bounds[1]]
-        newest = [*newest, *zip(bounds[0], ends, strict=True)][-FRAMES_AT_ONCE:]
-        start = bounds[1]
-    settled = _settled_end(data, newest, settled_ms) if settled_ms else journal.HEADER_BYTES
-    last_ms = _stored_ms(data, *newest[-1]) if newest else 0
-    return LogEnd(offset=shift + start, last_ms=last_ms, settled_offset=shift + settled)
-
-
 def torn_tail(segments: Sequence[LogSegment]) -> str:
-    """Describe nonzero bytes after the last complete record of a log, in a sentence; empty if there are none."""
+    """Describe nonzero bytes after the last complete block of a log, in a sentence; empty if there are none."""
     return log_end(segments).torn
 
 
@@ -128,34 +110,18 @@ def beyond_the_end(counts: Sequence[InputCount], *, is_whole: bool) -> list[str]
     ]
 
 
-def _settled_end(data: bytes, newest: Sequence[tuple[int, int]], settled_ms: int) -> int:
-    """The byte after the newest record that is at least as old as `settled_ms`; the segment's first if there is none.
-
-    A sealed segment was synced before the next one was created: the start of the last one is always settled.
-    """
-    ends = (end for begin, end in reversed(newest) if _stored_ms(data, begin, end) <= settled_ms)
-    return next(ends, journal.HEADER_BYTES)
-
-
-def _stored_ms(data: bytes, begin: int, end: int) -> int:
-    """The time of a record of the message log, by the broker's clock."""
-    return journal.decode_message(data[begin:end]).stored_at_ms
-
-
 def _tail_of(segment: LogSegment, end: int) -> bytes:
     """Returns the bytes that the survey found behind a log's end."""
-    position = segment.head_bytes + end - segment.first_offset
+    position = SEGMENT_HEAD_BYTES + end - segment.first_offset
     with Path(segment.path).open("rb") as file:
         file.seek(position)
         return file.read(max(0, segment.size_bytes - position))
 
 
 def _is_whole_by_now(segment: LogSegment, end: int) -> bool:
-    """Whether a record, or a block, was being written at the time: the broker may be running."""
+    """Whether a block was being written at the time: the broker may be running."""
     with Path(segment.path).open("rb") as file:
-        file.seek(segment.head_bytes + end - segment.first_offset)
+        file.seek(SEGMENT_HEAD_BYTES + end - segment.first_offset)
         data = file.read()
-    if not segment.has_blocks:
-        return bool(payload_bounds(data, start=0, frames_max=1)[0])
     head = block_head_at(data, 0, first=end)
     return head is not None and head.end <= len(data)

@@ -22,6 +22,7 @@ from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, r
 from spark_reconcile.sources.parquet_archives import check_archive
 from spark_reconcile.sources.parquet_file_identity import local_folder
 from spark_reconcile.sources.sql_statements import (
+    DISCARDED,
     InputKind,
     Statement,
     business_statement,
@@ -70,15 +71,19 @@ class SourcePlan:
     @property
     def size(self) -> Size:
         """The expected amount of work."""
-        reads = (*self.inboxes, *self.rest)
-        if self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in reads):
+        if self.broker_bytes <= SMALL_BROKER_BYTES and all(read.snapshot for read in (*self.inboxes, *self.rest)):
             return Size.SMALL
-        rows = sum(statement.rows_about for read in reads for statement in read.statements)
-        return (
-            Size.MEDIUM
-            if self.broker_bytes <= MEDIUM_BROKER_BYTES and rows <= self.limits.medium_rows_max
-            else Size.LARGE
-        )
+        is_medium = self.broker_bytes <= MEDIUM_BROKER_BYTES and self._rows_about <= self.limits.medium_rows_max
+        return Size.MEDIUM if is_medium else Size.LARGE
+
+    @property
+    def is_few(self) -> bool:
+        """Whether the rows will probably be in one partition."""
+        return self.size is Size.SMALL and self._rows_about <= self.limits.one_partition_rows_max
+
+    @property
+    def _rows_about(self) -> int:
+        return sum(statement.rows_about for read in (*self.inboxes, *self.rest) for statement in read.statements)
 
     def allowing(self, settings: Settings) -> Settings:
         """Returns the settings with a grace time extended by the clock differences: wrong clocks decide no verdict."""
@@ -160,7 +165,7 @@ def _rest(
             once.note(f"the outbox in {address}", ("outbox", *reader.identity(), schema))
             statements = outbox_statements(reader, schema=schema, span=span, latest_ms=latest_ms)
             extents.append(extent_of(reader, statements[-1], what="", schema=schema))
-            found_ms = None if span is None else _oldest_ms(reader, statements[-1])
+            found_ms = None if span is None else _oldest_ms(reader, statements[-1], beside=f"outcome <> '{DISCARDED}'")
             if found_ms is not None:
                 oldest[InputKind.ARCHIVE, ""] = min(found_ms, oldest.get((InputKind.ARCHIVE, ""), found_ms))
             url_statements += [(outbox.url, statement) for statement in statements]
@@ -209,12 +214,15 @@ def _in_steps(apart_ms: int) -> int:
     return -(-apart_ms // step_ms) * step_ms
 
 
-def _oldest_ms(reader: DbApiReader, statement: Statement) -> int | None:
-    """Returns the oldest row of a source, which a time range hides: one look-up of an index's first entry."""
+def _oldest_ms(reader: DbApiReader, statement: Statement, *, beside: str = "") -> int | None:
+    """Returns the oldest row of a source, which a time range hides: one look-up of an index's first entry. `beside`: a
+    condition in SQL that it must meet.
+    """
     # The first condition is the kind or the group; the others are topics and the time range.
     condition, time = statement.where[0], statement.range_by
     # A row with an impossible time is no evidence for the age of the others.
-    sql = f"SELECT {time} FROM {statement.table} WHERE {condition} AND {time} >= ? ORDER BY {time} LIMIT 1"  # noqa: S608 - checked
+    conditions = " AND ".join(filter(None, (condition, beside, f"{time} >= ?")))
+    sql = f"SELECT {time} FROM {statement.table} WHERE {conditions} ORDER BY {time} LIMIT 1"  # noqa: S608 - checked
     rows = reader.rows(sql, [*statement.parameters[: condition.count("?")], EARLIEST_MS * 1000])
     return int(rows[0][0]) // 1000 if rows else None
 

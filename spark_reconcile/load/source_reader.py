@@ -27,7 +27,16 @@ from spark_reconcile.load.delay_records import DelayExport, read_configured, wit
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
 from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.load.spark_session import one_partition
-from spark_reconcile.sources.broker_logs import SCHEMAS, LogSegment, begins_whole, named_runs, reach_ms, single, survey
+from spark_reconcile.sources.broker_logs import (
+    SCHEMAS,
+    LogSegment,
+    begins_whole,
+    named_runs,
+    reach_ms,
+    single,
+    survey,
+    under_former_ids,
+)
 from spark_reconcile.sources.parquet_archives import MISREAD, read_archive, refuse_misread
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.segment_cache import keep, split, sweep
@@ -138,7 +147,7 @@ def read_all(
         stored, acted = map(few, with_delayed(messages.frame, single(runs).unionByName(named), delayed))
         copies = [*messages.copies, *([] if delayed is None else [delayed.messages])]
         return Evidence(
-            inboxes=few(united(session, effects)),
+            inboxes=few(effects_of(united(session, effects), acted, counts)),
             messages=stored,
             actions=few(with_answers(acted, rows, stored, counts)),
             rows=rows,
@@ -248,6 +257,16 @@ def _read_archives(
         counts += counted
         archives.append((archive.understood, archive.files))
     return archives
+
+
+def effects_of(rows: DataFrame, actions: DataFrame, counts: Sequence[InputCount]) -> DataFrame:
+    """Returns the inboxes' rows, with the effects of edited messages under their former ids."""
+    return under_former_ids(rows, actions) if has_edits(counts) else rows
+
+
+def has_edits(counts: Sequence[InputCount]) -> bool:
+    """Whether any dead letter was edited: without one, nothing of it is computed."""
+    return any(count.input_kind == "actions" and count.note.startswith("edited ") for count in counts)
 
 
 def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.common.errors import ConfigurationError
+from spark_reconcile.core.settings import MASTER_DEFAULT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MASTER_DEFAULT: Final = "local[*]"
 _CONNECT: Final = "sc://"
 PINNED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",

@@ -17,7 +17,7 @@ from spark_reconcile.core.settings import RunLimits, Settings
 from spark_reconcile.evidence.message_evidence import answers, are_answered
 from spark_reconcile.load.delay_records import read_delay
 from spark_reconcile.load.read_plan import Read, SourcePlan
-from spark_reconcile.load.source_reader import Evidence, read_log, sql_frame, united
+from spark_reconcile.load.source_reader import Evidence, effects_of, has_edits, read_log, sql_frame, united
 from spark_reconcile.sources.broker_logs import begins_whole, grown, named_runs, single, survey
 from spark_reconcile.sources.sql_statements import InputKind, narrowed
 
@@ -86,7 +86,8 @@ def reread_suspects(
 
     Another source may have a message of these keys under other keys: all records of such messages are read.
     """
-    inboxes = _tables(session, plan.inboxes, ids=suspects.ids, keys=suspects.keys)
+    handled_ids = [*suspects.ids, *_edited_ids(session, first, suspects)]
+    inboxes = _tables(session, plan.inboxes, ids=handled_ids, keys=suspects.keys)
     messages, actions = _logs(session, settings, first)
     ids, keys = ids_frame(session, suspects.ids), keys_frame(session, suspects.keys)
     stored = messages.where("damage is null")
@@ -110,13 +111,21 @@ def reread_suspects(
     actions = actions.join(named, "id", "left_semi").select(*first.actions.columns).localCheckpoint()
     return replace(
         first,
-        inboxes=few(united(session, inboxes)),
+        inboxes=few(effects_of(united(session, inboxes), actions, first.counts)),
         messages=few(messages),
         actions=few(actions),
         rows=rows,
         tables=(*inboxes, *tables),
         is_few=suspect_count <= settings.limits.one_partition_rows_max,
     )
+
+
+def _edited_ids(session: SparkSession, first: Evidence, suspects: Suspects) -> list[str]:
+    """Returns the ids under which the suspects were edited: an inbox has their effects under these."""
+    if not has_edits(first.counts):
+        return []
+    edits = first.actions.where("kind = 'edited'").join(ids_frame(session, suspects.ids), "id", "left_semi")
+    return [row["reason"] for row in edits.select("reason").distinct().collect()]
 
 
 def _others(suspect_ids: ComputedRows, ids: DataFrame, known_ids: Collection[str], *, rows_max: int) -> list[str]:

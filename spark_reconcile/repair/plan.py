@@ -24,7 +24,7 @@ from spark_reconcile.core.settings import BusinessRule, OutboxSource, Settings
 from spark_reconcile.core.time_buckets import HOUR_MS
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, quoted, reading
-from spark_reconcile.sources.sql_statements import WITHDRAWN, key_text, message_tables
+from spark_reconcile.sources.sql_statements import DISCARDED, WITHDRAWN, key_text, message_tables
 
 IDS_A_STATEMENT: Final = 500
 UNSENT_RULE: Final = "not_sent"
@@ -245,9 +245,12 @@ def _standing(reader: DbApiReader, table: str, suspects: Sequence[Suspect]) -> I
 
 
 def _archived(reader: DbApiReader, archive: str, ids: Iterable[str]) -> list[dict[str, Any]]:
-    """Returns the archive rows of these messages or cancels, the newest last, without those of withdrawn messages."""
+    """Returns the archive rows of these messages or cancels, the newest last, without those of messages that were
+    withdrawn or discarded: no broker has taken these.
+    """
     archive_rows = _rows(reader, archive, (*_ARCHIVED, "outcome"), ids)
-    rows = [dict(zip(_ARCHIVED, values, strict=True)) for *values, outcome in archive_rows if outcome != WITHDRAWN]
+    taken = [values for *values, outcome in archive_rows if outcome not in {WITHDRAWN, DISCARDED}]
+    rows = [dict(zip(_ARCHIVED, values, strict=True)) for values in taken]
     return sorted(rows, key=lambda row: int(row["sent_at_us"]))
 
 

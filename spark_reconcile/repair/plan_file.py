@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import DECODE_ERRORS, ConfigurationError
 from outbox_core.journal import journal
+from outbox_core.journal.block import SegmentRefused
+from outbox_core.messages.message import decode_record
 from outbox_core.protocol.decoder_cache import json_decoder
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.core.settings import Settings
@@ -31,7 +33,7 @@ from spark_reconcile.repair.plan import (
     Suspect,
     plan_repairs,
 )
-from spark_reconcile.sources.broker_logs import data_of, frames_behind, reach_ms, survey
+from spark_reconcile.sources.broker_logs import MESSAGE_KINDS, frames_of, reach_ms, survey
 
 LINES_MAX: Final = 100_000
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -112,11 +114,11 @@ def _stored(broker_data: Path, names: Collection[MessageName]) -> set[MessageNam
     stored: set[MessageName] = set()
     for segment in survey(broker_data, "messages"):
         try:
-            for frame in frames_behind(segment, data_of(segment), journal.HEADER_BYTES):
-                record = journal.decode_message(frame.payload)
+            for frame in frames_of(segment, wanted=MESSAGE_KINDS):
+                record = decode_record(frame.payload)
                 if (record.topic, record.id) in names:
                     stored.add((record.topic, record.id))
-        except (journal.SegmentDamaged, OSError) as error:
+        except (journal.SegmentDamaged, SegmentRefused, OSError, *DECODE_ERRORS) as error:
             raise NotComparable(
                 f"the broker's log cannot be read at {segment.path} ({error}), so nothing is repaired: restore the "
                 "segment from a copy"
@@ -127,7 +129,7 @@ def _stored(broker_data: Path, names: Collection[MessageName]) -> set[MessageNam
 def _line(path: Path, line_number: int, line: bytes) -> PlannedLine:
     try:
         return json_decoder(PlannedLine).decode(line)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise ConfigurationError(
             f"{path}, line {line_number:,}, is no line of a plan ({error}); name the repairs.jsonl that --repair "
             "--dry-run wrote"

@@ -35,7 +35,7 @@ WORDS: Final = {
     State.EARLY: "It took effect before its time.",
     State.LATE: "It came, or still waits, longer than the bound allows. Nothing is lost.",
     State.DEAD: "Its consumer failed at it until the attempts were used up. It is kept, and can be given again.",
-    State.DISCARDED: "Its consumer failed at it, and somebody decided that it is not to be given again.",
+    State.DISCARDED: "The broker refused it, or its consumer failed at it, and somebody decided to give it up.",
     State.PARKED: "The broker refused it for good. It is kept, and waits for somebody to decide.",
     State.UNKNOWN: "The records that would tell are not kept that long, or are not among the sources.",
     State.PENDING: "Still on its way, and in time.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from outbox_core.common.errors import DECODE_ERRORS
 from spark_reconcile.core.dataframes import union
 from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
 from spark_reconcile.core.synced_files import write_whole
@@ -95,7 +96,7 @@ def kept_hour(folder: Path) -> Hour | None:
     try:
         with (folder / FILE).open("rb") as file:
             return msgspec.json.decode(file.read(FILE_BYTES_MAX), type=Hour)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DECODE_ERRORS):
         return None
 
 

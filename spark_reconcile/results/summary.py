@@ -168,6 +168,8 @@ class Summary:
     shortened: Sequence[str] = field(default_factory=list)
     """A sentence for each source that an earlier run saw to reach further."""
     took_seconds: Mapping[str, float] = field(default_factory=dict)
+    spark_tasks: Mapping[str, int] = field(default_factory=dict)
+    """How many tasks Spark completed in each phase, where somebody watched the run."""
     grace: Grace | None = None
     """The time limits of the verdicts; None for hours, which do not store them."""
     flow: Flow | None = None

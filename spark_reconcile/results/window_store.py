@@ -7,7 +7,6 @@ the same work into the same folders. No table format, whose jars would come with
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import DECODE_ERRORS, ConfigurationError
 from spark_reconcile.core.synced_files import Sync, sync_path, sync_tree, write_whole
 from spark_reconcile.core.time_buckets import HOUR_MS, Span
 
@@ -130,7 +129,7 @@ def _read(path: Path) -> _Index:
         index = msgspec.json.decode(path.read_bytes(), type=_Index)
     except FileNotFoundError:
         return _Index()
-    except (OSError, msgspec.MsgspecError, json.JSONDecodeError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise ConfigurationError(f"{path} cannot be read ({error}); move it away to begin anew") from error
     if index.format != FORMAT:
         raise ConfigurationError(f"{path} was written by another version (format {index.format}); move it away")

@@ -27,7 +27,9 @@ BULK_RULES: Final[Mapping[Scope, str]] = {
     Scope.BUSINESS: "announced",
 }
 """The verdicts of rows in a clean bucket."""
-_PUBLISHED: Final = frozenset({"stored", "archived_twice", "not_in_broker", "not_sent", "parked", "body_differs"})
+_PUBLISHED: Final = frozenset(
+    {"stored", "archived_twice", "not_in_broker", "not_sent", "parked", "discarded", "body_differs"}
+)
 """Rules that apply only to messages that an outbox or an archive had."""
 _STANDING: Final = "not_sent"
 _TOTALS: Final = (

@@ -15,7 +15,8 @@ from spark_reconcile.rules.verdict_rule import Severity, State, VerdictRule
 _asked, _messages, _oldest_ms = Fact("asked"), Fact("messages"), Fact("oldest_ms")
 _fresh_since_ms = Fact("now_ms") - Fact("grace_ms")
 _newest_ms = Fact("newest_ms")
-_live = _messages - Fact("canceled")
+_discarded = Fact("discarded")
+_live = _messages - Fact("canceled") - _discarded
 
 BUSINESS_ROW_RULES: Final[tuple[VerdictRule, ...]] = (
     VerdictRule(
@@ -148,6 +149,14 @@ BUSINESS_ROW_RULES: Final[tuple[VerdictRule, ...]] = (
         meaning="More messages, under ids of their own, than business rows of all rules on the topic under this key.",
         cause="The business code published more than once; no duplicate window or inbox can see that.",
         cure="Give the message an id made from the row (message_id=...), so that a repeat is known as one.",
+    ),
+    VerdictRule(
+        name="message_discarded",
+        state=State.DISCARDED,
+        severity=Severity.INFO,
+        when=(_live < _asked) & (_discarded >= 1),
+        meaning="Its message was discarded.",
+        echo=True,
     ),
     VerdictRule(
         name="message_canceled",

@@ -1,8 +1,8 @@
 """The verdicts on a message's way from the broker to one consumer group, in order of precedence.
 
-Facts of the pair (message, group): counts (`stored`, `deliveries`, `acks`, `nacks`, `redrives`, `effects`: inbox rows),
-times in milliseconds (0: none), `sequence` (-1: no place in the topic yet), what the group did last with it
-(`last_kind`), and of the group (`floor`: the first sequence that is its own, `seeks`, `deleted`,
+Facts of the pair (message, group): counts (`stored`, `deliveries`, `acks`, `nacks`, `redrives`, `edits` among these,
+`effects`: inbox rows), times in milliseconds (0: none), `sequence` (-1: no place in the topic yet), what the group did
+last with it (`last_kind`), and of the group (`floor`: the first sequence that is its own, `seeks`, `deleted`,
 `paused`, `filtered`, `has_inbox`). `wanted`: whether a group's filter matches the message. It reads nothing.
 """
 
@@ -101,7 +101,7 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         severity=Severity.FINDING,
         when=_effects >= 2,
         meaning="The group's inboxes hold more than one effect of this message.",
-        cause="Two databases serve one group, and each took effect once.",
+        cause="Two databases serve one group, and each took effect once; or a dead letter was edited after its effect.",
         cure="Let one inbox serve one group; correct the second effect by hand.",
     ),
     VerdictRule(
@@ -210,6 +210,13 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         meaning="Done; first delivered later after its due time than the bound allows.",
         cause="Too few consumers, or none, or a broker that was down.",
         cure="Start more consumers of this group; look at the delivery chart for when.",
+    ),
+    VerdictRule(
+        name="edited",
+        state=State.SETTLED,
+        severity=Severity.INFO,
+        when=(_acks >= 1) & (Fact("edits") >= 1),
+        meaning="A dead letter that an operator edited: the group got it under another id, and acknowledged it.",
     ),
     VerdictRule(
         name="done",

@@ -105,6 +105,22 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         cause="The message was never published, or its records are older than what is kept.",
     ),
     VerdictRule(
+        # Parked by hand, it may have been sent before: then the broker's copy decides.
+        name="discarded",
+        state=State.DISCARDED,
+        severity=Severity.INFO,
+        when=(Fact("discarded") >= 1) & _broker.is_(0),
+        meaning="Set aside in the outbox, and then discarded by an operator: nothing sends it. The archive has when.",
+    ),
+    VerdictRule(
+        # Before what is said of messages that nobody asked for: no outbox has it, and no business row asks for it.
+        name="recurring",
+        state=State.SETTLED,
+        severity=Severity.OK,
+        when=_unpublished & (_broker >= 1) & Fact("recurring").is_(1),
+        meaning="An occurrence of a recurring message: the broker itself published it, at its time.",
+    ),
+    VerdictRule(
         name="business_in_grace",
         state=State.PENDING,
         severity=Severity.WAIT,

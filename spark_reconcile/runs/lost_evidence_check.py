@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import DECODE_ERRORS, ConfigurationError
 from outbox_core.protocol.decoder_cache import json_decoder
 from spark_reconcile.core.dataframes import among, grouped, union
 from spark_reconcile.core.errors import NotComparable
@@ -460,7 +460,7 @@ def read_totals(output: Path) -> KeptTotals:
         totals = json_decoder(KeptTotals).decode(data)
     except FileNotFoundError:
         return KeptTotals()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise ConfigurationError(
             f"{path} cannot be read ({error}); restore it from a copy, or move it away: then what vanished since "
             "earlier runs cannot be noticed by the next one"

@@ -82,6 +82,7 @@ from spark_reconcile.results.window_totals import (
 )
 from spark_reconcile.rules.verdict_rule import Scope
 from spark_reconcile.runs.lost_evidence_check import check_evidence, keep_totals
+from spark_reconcile.runs.run_progress import RunProgress, Shows, first_measures
 from spark_reconcile.runs.window_fingerprints import fingerprints
 from spark_reconcile.sources.parquet_file_identity import Files
 from spark_reconcile.sources.segment_cache import remove_damaged
@@ -113,23 +114,24 @@ def wait(seconds: float) -> None:
 
 def run(
     settings: Settings, *, master: str | None = None, now_ms: int | None = None, session: SparkSession | None = None,
-    say: Say = lambda _: None, pause: Pause = wait,
+    say: Say = lambda _: None, pause: Pause = wait, shows: Shows | None = None,
 ) -> Summary:  # fmt: skip
     """Reconcile once, over all windows, and publish tables, summary and report; `say` is called for each step, `pause`
-    before a recheck.
+    before a recheck, `shows` each second with how much is done.
 
     A given session is used and not stopped. Raises ConfigurationError and SchemaMissing (correct the settings),
     OutputBusy (another run writes there), NotComparable and DatabaseUnavailable (a source cannot be evaluated); then
     nothing is published.
     """
-    request = _Asked(master=master, now_ms=_time_ms(now_ms), session=session, say=say, pause=pause)
+    progress = RunProgress(settings.output, by_the_hour=False, say=say, shows=shows)
+    request = _Asked(master=master, now_ms=_time_ms(now_ms), session=session, progress=progress, pause=pause)
     return with_sound_caches(settings.output, lambda: _run_once(settings, request))
 
 
 def run_windows(
     settings: Settings, *, since_ms: int, until_ms: int | None = None, full: bool = False, master: str | None = None,
     now_ms: int | None = None, session: SparkSession | None = None, say: Say = lambda _: None, pause: Pause = wait,
-    checkpoint: Checkpoint = lambda _: None,
+    checkpoint: Checkpoint = lambda _: None, shows: Shows | None = None,
 ) -> Summary:  # fmt: skip
     """Reconcile the closed hours that overlap [since_ms, until_ms); publish them, and a report on all of them.
 
@@ -138,8 +140,10 @@ def run_windows(
     gives the same tables. Raises like run().
     """
     judged_at_ms = _time_ms(now_ms)
+    progress = RunProgress(settings.output, by_the_hour=True, say=say, shows=shows)
     request = _Asked(
-        master=master, now_ms=judged_at_ms, session=session, say=say, pause=pause, full=full, checkpoint=checkpoint,
+        master=master, now_ms=judged_at_ms, session=session, progress=progress, pause=pause, full=full,
+        checkpoint=checkpoint,
         hours=Span(since_ms=since_ms, until_ms=judged_at_ms if until_ms is None else until_ms),
     )  # fmt: skip
     return with_sound_caches(settings.output, lambda: _run_once(settings, request))
@@ -152,7 +156,7 @@ class _Asked:
     master: str | None
     now_ms: int
     session: SparkSession | None
-    say: Say
+    progress: RunProgress
     pause: Pause
     hours: Span | None = None
     full: bool = True
@@ -173,23 +177,30 @@ def _run_once(settings: Settings, request: _Asked) -> Summary:
     with only_run(settings.output), staging(settings.output, now_ms=request.now_ms) as stage:
         # An index that cannot be read is told before Spark starts.
         store = WindowStore(settings.output, checkpoint=request.checkpoint) if windows else None
-        request.say("starting Spark")
-        watch = StepTimer()
-        with open_session(request.session, request.master, stage, plan=plan) as spark, worker_errors():
-            watch.lap("start")
+        progress = request.progress
+        progress.start(first_measures(plan))
+        progress.begin("starting Spark")
+        with (
+            open_session(request.session, request.master, stage, plan=plan) as spark,
+            worker_errors(),
+            progress.watching(spark),
+        ):
+            progress.end_phase("start")
             span = _span(settings, windows)
-            evidence = read_all(spark, settings, plan, now_ms=request.now_ms, say=request.say, span=span)
-            watch.lap("read")
+            evidence = read_all(spark, settings, plan, now_ms=request.now_ms, say=progress.begin, span=span)
+            progress.end_phase("read")
             job = RunContext(
                 session=spark, settings=settings, plan=plan, evidence=evidence, now_ms=request.now_ms,
-                full=request.full, say=request.say, pause=request.pause, span=span,
+                full=request.full, say=progress.begin, pause=request.pause, span=span,
             )  # fmt: skip
             if store is not None:
                 _remember_topics(evidence, store)
             check_rule_topics(settings, evidence.counts, now_ms=request.now_ms)
             with one_partition(spark, is_few=evidence.is_few):
                 by_the_hour = None if store is None else _Hours(windows=windows, store=store, asked=request.hours)
-                return _reconcile(job, by_the_hour, stage=stage, watch=watch)
+                summary = _reconcile(job, by_the_hour, stage=stage, progress=progress)
+                progress.end()
+                return summary
 
 
 def _closed(settings: Settings, span: Span, reach: Reach, *, now_ms: int) -> list[int]:
@@ -249,14 +260,14 @@ class _Evaluated:
     """Cached frames, on which the tables depend."""
 
 
-def _reconcile(job: RunContext, hours: _Hours | None, *, stage: Staging, watch: StepTimer) -> Summary:
+def _reconcile(job: RunContext, hours: _Hours | None, *, stage: Staging, progress: RunProgress) -> Summary:
     try:
         shortened = check_evidence(job.evidence, job.settings, job.plan, now_ms=job.now_ms, is_whole=hours is None)
         sources = inputs(job.evidence, job.settings)
         if hours is None:
-            evaluated = _evaluate_all(job, stage=stage, watch=watch)
+            evaluated = _evaluate_all(job, stage=stage, progress=progress)
         else:
-            evaluated = _evaluate_hours(job, hours, sources, stage=stage, watch=watch)
+            evaluated = _evaluate_hours(job, hours, sources, stage=stage, progress=progress)
         causes = diagnose(
             evaluated.tables, evidence=job.evidence, settings=job.settings,
             verdict_counts=verdict_counts_of(evaluated.results), inputs=sources,
@@ -268,7 +279,7 @@ def _reconcile(job: RunContext, hours: _Hours | None, *, stage: Staging, watch: 
         job.evidence.release()
     if evaluated.first is not None:
         evaluated.first.release()
-    watch.lap("count")
+    progress.end_phase("count")
     job.say("writing the report")
     summary = replace(
         summary_of(evaluated.results, run_id=stage.run_id, judged_at_ms=job.now_ms),
@@ -280,7 +291,8 @@ def _reconcile(job: RunContext, hours: _Hours | None, *, stage: Staging, watch: 
         folder=str(stage.final),
         windows=evaluated.counts,
         clocks=job.plan.clocks,
-        took_seconds=watch.laps,
+        took_seconds=progress.took_seconds,
+        spark_tasks=progress.spark_tasks,
         grace=job.settings.grace,
         flow=evaluated.flow,
     )
@@ -345,12 +357,12 @@ def _count(tallies: Mapping[int, Tally], window_verdicts: WindowVerdicts) -> Non
 # -- all windows at once ---------------------------------------------------------------------------------------------
 
 
-def _evaluate_all(job: RunContext, *, stage: Staging, watch: StepTimer) -> _Evaluated:
+def _evaluate_all(job: RunContext, *, stage: Staging, progress: RunProgress) -> _Evaluated:
     """Judge every row, count by bucket of the axis, and, concurrently, write the tables."""
     axis = axis_of(job.evidence)
     job.say(f"giving verdicts on {job.evidence.row_count:,} rows")
     window_verdicts = _verdicts(job, job.evidence, by_bucket(axis))
-    watch.lap("judge")
+    progress.end_phase("judge")
     job.say("counting the verdicts")
     tallies = {start: Tally() for start in (NO_WINDOW, *axis.starts)}
     hours, events, *_ = in_parallel(
@@ -374,7 +386,7 @@ def _evaluate_all(job: RunContext, *, stage: Staging, watch: StepTimer) -> _Eval
 
 
 def _evaluate_hours(
-    job: RunContext, hours: _Hours, sources: Sequence[InputExtent], *, stage: Staging, watch: StepTimer
+    job: RunContext, hours: _Hours, sources: Sequence[InputExtent], *, stage: Staging, progress: RunProgress
 ) -> _Evaluated:
     windows, store = hours.windows, hours.store
     now = reaches(sources)
@@ -384,7 +396,7 @@ def _evaluate_hours(
     compared = compare(job, FileDigestCache(job.settings.output, job.settings.limits, checkpoint=store.checkpoint))
     evaluated = evaluate_windows(job, windows, compared, store=store)
     overdue = _overdue_outside(job, windows, table=stage.table("overdue"))
-    watch.lap("judge")
+    progress.end_phase("judge")
     shown = {start: store.windows[start] for start in windows}
     latencies = sampled_hours(job.evidence, windows)
     keep_hours({start: store.folder(start) for start in windows}, latencies)
@@ -818,17 +830,3 @@ def only_run(output: Path) -> Iterator[None]:
         except OSError as error:
             raise OutputBusy(f"another run writes to {output}; wait for its end") from error
         yield
-
-
-class StepTimer:
-    """Measures the duration of each step."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._since = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        """Record the duration of the step that ends now."""
-        now = time.monotonic()
-        self.laps[name] = round(now - self._since, 2)
-        self._since = now

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_core.common.errors import ConfigurationError
+from outbox_core.common.errors import DECODE_ERRORS, ConfigurationError
 from spark_reconcile.core.errors import OutputFailed
 from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_buckets import HOUR_MS, TimeAxis
@@ -35,7 +35,7 @@ def stored_run(output: Path, run_id: str | None = None) -> Summary:
         raise ConfigurationError(_no_run(output, chosen))
     try:
         summary = msgspec.json.decode(_bytes(path), type=Summary)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise ConfigurationError(f"{path} cannot be read ({error}); run it again, or name another --run") from error
     return replace(summary, folder=str(output / chosen))
 

@@ -1,8 +1,8 @@
-"""Decodes batches of message records to Arrow columns: MessagePack read by numpy, field by field over all records.
+"""Decodes batches of stored messages to Arrow columns: MessagePack read by numpy, field by field over all records.
 
-A record is ten consecutive fields, so a cursor for each record steps from field to field. Only the broker's encoding
-(see outbox_core.journal) is supported: any other record raises UnusualEncoding, and the caller decodes records one by
-one. Record by record, each was a Python object, a tuple and nine items of lists before it was a row.
+A record is seven consecutive fields, so a cursor for each record steps from field to field. Only the broker's encoding
+(outbox_core.messages.message.Record) is supported: any other record raises UnusualEncoding, and the caller decodes
+records one by one. Record by record, each was a Python object, a tuple and nine items of lists before it was a row.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from outbox_core.journal import journal
-from outbox_core.messages.message import DUE_HEADER
-from spark_reconcile.sources.broker_logs import asked_due_ms
+from outbox_core.journal.block import KIND_SHIFT, NUMBER_MAX, FrameKind, Payloads
+from outbox_core.messages.message import DUE_HEADER, Record
+from spark_reconcile.sources.broker_logs import NUMBERED_KINDS, asked_due_ms
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-WIDEST_BYTES: Final = 8
+_WIDEST_BYTES: Final = 8
 """Bytes that are read after a tag: batches need as many bytes after their last record."""
-FIELDS: Final = len(journal.MessageRecord.__struct_fields__)
+FIELDS: Final = len(Record.__struct_fields__)
 HEADERS_MAX: Final = 64
 SHA256_BYTES: Final = 32
 _NIL: Final = 0xC0
@@ -55,29 +55,31 @@ _TEXT: Final = _table(range(0xA0, 0xC0), {0xD9: 1, 0xDA: 2, 0xDB: 4, _NIL: 0})
 _BINARY: Final = _table(range(0), {0xC4: 1, 0xC5: 2, 0xC6: 4})
 
 
-def message_columns(data: bytes, starts: Positions, ends: Positions, names: Sequence[str]) -> pa.RecordBatch:
-    """Decodes the columns `names` of HEADER_SCHEMA from the records from `starts` to `ends`. Raises UnusualEncoding.
-
-    The copy of a scheduled message that fell due has no `stored_ms`. `data` has WIDEST_BYTES more bytes after the last
-    record.
+def message_columns(data: bytes, found: Payloads, names: Sequence[str]) -> pa.RecordBatch:
+    """Decodes the columns `names` of HEADER_SCHEMA from the messages that were found in `data`: what
+    broker_logs.header_rows() tells of each. Raises UnusualEncoding.
     """
-    fields = _Fields(data, starts)
-    sequence = fields.integers()
+    start = found.begins[0]
+    data = data[start : found.end] + bytes(_WIDEST_BYTES)
+    begins, ends, marks = (np.array(column, np.int64) for column in (found.begins, found.ends, found.marks))
+    fields = _Fields(data, begins - start)
     texts = {"id": fields.texts(), "topic": fields.texts(), "message_key": fields.texts()}
     headers = fields.headers()
     body = fields.byte_strings(_BINARY, 0)
-    numbers = {"sequence": sequence}
-    numbers |= {name: fields.integers() for name in ("created_ms", "stored_ms", "deliver_at_ms")}
-    copies, _ = fields.integers()
-    if copies.max(initial=0) > journal.SCHEDULED or any(texts[name][2].any() for name in ("id", "topic")):
+    created_ms, deliver_at_ms = fields.integers(), fields.integers()
+    kinds = marks >> KIND_SHIFT
+    is_marker = kinds == FrameKind.SCHEDULED
+    if any(texts[name][2].any() for name in ("id", "topic")) or created_ms[1].any():
         raise UnusualEncoding
-    if not fields.end_at(ends):
+    if not fields.end_at(ends - start) or (body[1][is_marker] != SHA256_BYTES).any():
         raise UnusualEncoding
-    numbers["deliver_at_ms"] = _with_asked_dues(data, headers, *numbers["deliver_at_ms"])
-    notes, (stored_ms, unknown) = copies == journal.SCHEDULED, numbers["stored_ms"]
-    numbers["stored_ms"] = stored_ms, unknown | (copies == journal.FIRED_COPY)
-    if (body[1][notes] != SHA256_BYTES).any():
-        raise UnusualEncoding
+    stored_ms = np.repeat(np.array(found.times_ms, np.int64), found.counts)
+    numbers = {
+        "sequence": (marks & NUMBER_MAX, ~np.isin(kinds, list(NUMBERED_KINDS))),
+        "created_ms": created_ms,
+        "stored_ms": (np.where(stored_ms, stored_ms, created_ms[0]), kinds == FrameKind.DISPATCHED),
+        "deliver_at_ms": _with_asked_dues(data, headers, *deliver_at_ms),
+    }
     arrays = []
     for name in names:
         if name in texts:
@@ -87,11 +89,11 @@ def message_columns(data: bytes, starts: Positions, ends: Positions, names: Sequ
             value, none = numbers[name]
             arrays.append(pa.array(value, mask=none))
         elif name == "body_sha256":
-            arrays.append(_hashes(data, *body[:2], notes))
+            arrays.append(_hashes(data, *body[:2], is_marker))
         elif name == "headers":
             arrays.append(_pieces(data, *headers))
         else:
-            arrays.append(pa.nulls(len(starts), pa.string()))
+            arrays.append(pa.nulls(len(marks), pa.string()))
     return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
 
@@ -100,7 +102,7 @@ class _Fields:
 
     def __init__(self, data: bytes, starts: Positions) -> None:
         self.data: Bytes = np.frombuffer(data, np.uint8)
-        self._wide = np.lib.stride_tricks.sliding_window_view(self.data, WIDEST_BYTES)
+        self._wide = np.lib.stride_tricks.sliding_window_view(self.data, _WIDEST_BYTES)
         if (self.data[starts] != _ARRAY + FIELDS).any():
             raise UnusualEncoding
         self._at = starts + 1
@@ -146,16 +148,16 @@ class _Fields:
         """Reads the number in or after each tag, a mask of nil values, and the start of the next value."""
         tags = self.data[self._at]
         widths = table[tags].astype(np.int64) - 1
-        if widths.min(initial=0) < 0 or self._at.max(initial=0) + 1 + WIDEST_BYTES > len(self.data):
+        if widths.min(initial=0) < 0 or self._at.max(initial=0) + 1 + _WIDEST_BYTES > len(self.data):
             raise UnusualEncoding
         none = tags == _NIL
         value = tags.astype(np.int64) - low
         behind = np.flatnonzero(widths > 0)
         if len(behind):
             whole = self._wide[self._at[behind] + 1].view(">i8").ravel().astype(np.int64)
-            if (whole[widths[behind] == WIDEST_BYTES] < 0).any():
+            if (whole[widths[behind] == _WIDEST_BYTES] < 0).any():
                 raise UnusualEncoding
-            unused = 8 * (WIDEST_BYTES - widths[behind])
+            unused = 8 * (_WIDEST_BYTES - widths[behind])
             value[behind] = (whole.view(np.uint64) >> unused.view(np.uint64)).view(np.int64)
         value[none] = 0
         self._at = self._at + 1 + widths
@@ -197,14 +199,14 @@ def _pieces(data: bytes, begin: Positions, length: Positions) -> pa.Array:
     return pa.array([data[start:end] for start, end in zip(begin.tolist(), ends, strict=True)], pa.binary())
 
 
-def _hashes(data: bytes, begin: Positions, length: Positions, notes: Mask) -> pa.Array:
+def _hashes(data: bytes, begin: Positions, length: Positions, is_marker: Mask) -> pa.Array:
     """Returns the SHA-256 of each body, in hex; the body of a schedule marker is a hash already."""
     sha256 = hashlib.sha256
     ends = (begin + length).tolist()
     digests = b"".join(
         [
-            data[start:end] if note else sha256(data[start:end]).digest()
-            for start, end, note in zip(begin.tolist(), ends, notes.tolist(), strict=True)
+            data[start:end] if is_digest else sha256(data[start:end]).digest()
+            for start, end, is_digest in zip(begin.tolist(), ends, is_marker.tolist(), strict=True)
         ]
     )
     halves = np.frombuffer(digests, np.uint8)

@@ -1,8 +1,7 @@
 """The broker's logs: surveys their segments, and converts the records to rows. Without Spark, but for `named_runs`.
 
 The only module that knows the format of the logs. It relies only on outbox_core.journal: its blocks (checksums, torn
-tails, damage) for the actions, its frames for the messages, and the records MessageRecord and Action. An unknown kind
-of record is an error, not skipped.
+tails, damage), and the records of messages and actions. An unknown kind of record is an error, not skipped.
 """
 
 from __future__ import annotations
@@ -25,23 +24,29 @@ from outbox_core.journal.block import (
     Block,
     Frame,
     FrameKind,
+    Payloads,
     SegmentHead,
     SegmentKind,
     SegmentRefused,
     changes_of,
     decode_segment_head,
+    payloads_in,
     scan,
 )
-from outbox_core.journal.dead_letter_records import Discarded
+from outbox_core.journal.dead_letter_records import Discarded, Edited, RedriveStopped
 from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic, PurgedTopic
-from outbox_core.messages.message import DUE_HEADER
+from outbox_core.journal.segment_note import NOTE_SUFFIX, read_note
+from outbox_core.messages.message import DUE_HEADER, Record, decode_record
 from spark_reconcile.core.errors import NotComparable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-DELIVERY_KINDS: Final = ("delivered", "extended", "requeued", "acked", "died", "redriven", "discarded")
+DELIVERY_KINDS: Final = (
+    "delivered", "extended", "requeued", "acked", "died", "redriven", "redrive_stopped", "discarded",
+    "edited",
+)  # fmt: skip
 """Actions on a message that was delivered to a group: it was durable before."""
 STEP_BACK_MS: Final = 3_600_000
 """Limit of a step back of the broker's clock from one segment to the next, up to which the headers of neighbours bound
@@ -49,16 +54,20 @@ a segment's times.
 """
 
 
-BLOCK_LOGS: Final = {"actions": SegmentKind.ACTIONS}
-"""The logs that are written in blocks (outbox_core.journal.block), and the kind of their segments."""
+LOGS: Final = {"messages": SegmentKind.MESSAGES, "actions": SegmentKind.ACTIONS}
+"""The broker's logs, and the kind of their segments."""
+MESSAGE_KINDS: Final = frozenset(
+    {FrameKind.MESSAGE, FrameKind.DISPATCHED, FrameKind.SCHEDULED, FrameKind.CANCELED}
+)  # fmt: skip
+"""The kinds of the frames that are messages; a block may have several of them."""
+NUMBERED_KINDS: Final = frozenset({FrameKind.MESSAGE, FrameKind.DISPATCHED})
+"""Those whose number is the message's sequence in its topic."""
 ACTION_KINDS: Final = frozenset({FrameKind.CHANGE})
 """The kind of the frames that are actions."""
 CHECKPOINT_KINDS: Final = frozenset({FrameKind.CHECKPOINT})
 """The kind of the frames that are parts of a checkpoint, between the actions."""
 _KINDS: Final = frozenset(FrameKind)
 _SEGMENT: Final = re.compile(r"[a-z]+-(\d{12})\.segment")
-_NOTE_SUFFIX: Final = ".proven"
-"""Of the broker's notes on how far a segment is known to be durable."""
 _EARLIER_SUFFIX: Final = ".log"
 
 
@@ -74,70 +83,29 @@ class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
     changed_ns: int = 0
     """The modification time of the file: a folder restored from a copy has other files of the same names."""
     known_bytes: int = 0
-    """Records, or blocks of them, that end within so many bytes were read before, and are skipped."""
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether it is one of blocks."""
-        return _SEGMENT.fullmatch(Path(self.path).name) is not None
-
-    @property
-    def head_bytes(self) -> int:
-        """The length of what is before the first record, and counts for no offset."""
-        return SEGMENT_HEAD_BYTES if self.has_blocks else journal.HEADER_BYTES
+    """Blocks that end within so many bytes were read before, and are skipped."""
 
 
 def survey(folder: Path, log: str) -> list[LogSegment]:
-    """Lists the segments of `messages` or `actions`, oldest first, and their sizes. Reads only headers.
+    """Lists the segments of `messages` or `actions`, oldest first, and their sizes: at least one, which is empty where
+    the broker has not begun any. The newest is left out until it has its head. Reads only heads.
 
-    Raises ConfigurationError if this is no broker's data folder, and NotComparable if a segment is missing in the
-    middle, truncated or damaged in its header.
+    Raises ConfigurationError if this is no broker's data folder, or one of an earlier version, and NotComparable if a
+    segment is missing, truncated or damaged in its head.
     """
-    kind = BLOCK_LOGS.get(log)
-    segments = _with_records(folder / log) if kind is None else _with_blocks(folder / log, log, kind)
-    if not segments:
-        raise ConfigurationError(
-            f"{folder} is not a broker's data folder: it has no segments in {log}/; name the folder that was given to "
-            "`outbox broker serve --data`"
-        )
-    return segments
-
-
-def _with_records(folder: Path) -> list[LogSegment]:
-    """Lists the segments of a log of records."""
-    paths = journal.segment_paths(folder)
-    segments = [_segment(path, last=index == len(paths) - 1) for index, path in enumerate(paths)]
-    for segment, following in pairwise(segments):
-        if segment.first_offset + segment.size_bytes - journal.HEADER_BYTES != following.first_offset:
-            raise NotComparable(
-                f"the broker's log has a hole between {segment.path} and {following.path}; restore the missing segment"
-            )
-    return segments
-
-
-def _with_blocks(folder: Path, log: str, kind: SegmentKind) -> list[LogSegment]:
-    """Lists the segments of a log of blocks. The newest is left out until it has its head."""
-    # The notes first: one is made behind its segment, and removed before it.
-    notes = sorted(path.stem for path in folder.glob(f"{log}-*{_NOTE_SUFFIX}"))
-    paths = sorted(path for path in folder.glob(f"{log}-*") if _SEGMENT.fullmatch(path.name))
-    if notes and notes[-1] > (paths[-1].stem if paths else ""):
-        raise NotComparable(
-            f"{notes[-1]} is missing in {folder}, the newest segment of the broker's log, of which there is a note: "
-            "restore it from a copy"
-        )
-    if not paths and (earlier := sorted(folder.glob(f"*{_EARLIER_SUFFIX}"))):
-        raise ConfigurationError(
-            f"{folder} holds segments of an earlier format ({earlier[0].name}): reconcile it with the version that "
-            "wrote it"
-        )
+    kind, paths = LOGS[log], _paths_of(folder / log, log)
     segments: list[LogSegment] = []
     try:
         if paths and _is_unfinished(paths[-1]):
-            if len(paths) == 1:  # the broker is making its first segment
-                return [LogSegment(path=str(paths[0]), first_offset=0, created_at_ms=0, size_bytes=0, last=True)]
             paths.pop()
         for path in paths:
+            note = read_note(path)  # first: the broker notes what is in the file already
             head, stat = _head_of(path, kind), path.stat()
+            if stat.st_size < SEGMENT_HEAD_BYTES + (0 if note is None else note.end):
+                raise NotComparable(
+                    f"the broker's segment {path} ends at {stat.st_size} bytes, before what was durable; restore it "
+                    "from a copy"
+                )
             segments.append(
                 LogSegment(
                     path=str(path), first_offset=head.first, created_at_ms=head.created_at_ms,
@@ -146,7 +114,37 @@ def _with_blocks(folder: Path, log: str, kind: SegmentKind) -> list[LogSegment]:
             )  # fmt: skip
     except OSError as error:
         raise NotComparable(f"cannot read the broker's segment {error.filename}: {error.strerror}") from error
-    return [*(_ended(segment, following) for segment, following in pairwise(segments)), *segments[-1:]]
+    if not segments:
+        path = folder / log / f"{log}-{1:012d}.segment"
+        return [LogSegment(path=str(path), first_offset=0, created_at_ms=0, size_bytes=0, last=True)]
+    return [*(_ended(segment, following) for segment, following in pairwise(segments)), segments[-1]]
+
+
+def _paths_of(folder: Path, log: str) -> list[Path]:
+    """Returns the files of a log's segments in their order. Raises ConfigurationError, NotComparable."""
+    # The notes first: one is made behind its segment, and removed before it.
+    notes = sorted(path.stem for path in folder.glob(f"{log}-*{NOTE_SUFFIX}"))
+    try:
+        found = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigurationError(
+            f"{folder.parent} is not a broker's data folder: it has no folder {log}; name the folder that was given to "
+            "`outbox broker serve --data`"
+        ) from error
+    except OSError as error:  # glob() would find nothing, as in the folder of a broker that has not begun the log
+        raise NotComparable(f"cannot read {folder}: {error.strerror}") from error
+    paths = [path for path in found if path.stem.rpartition("-")[0] == log and _SEGMENT.fullmatch(path.name)]
+    if notes and notes[-1] > (paths[-1].stem if paths else ""):
+        raise NotComparable(
+            f"{notes[-1]} is missing in {folder}, the newest segment of the broker's log, of which there is a note: "
+            "restore it from a copy"
+        )
+    earlier = [path.name for path in found if path.suffix == _EARLIER_SUFFIX]
+    if earlier and not paths:
+        raise ConfigurationError(
+            f"{folder} holds segments of an earlier format ({earlier[0]}): reconcile it with the version that wrote it"
+        )
+    return paths
 
 
 def _is_unfinished(path: Path) -> bool:
@@ -191,7 +189,7 @@ def grown(before: list[LogSegment], now: list[LogSegment], *, end_offset: int | 
     if end_offset is not None:
         # Behind it was a torn tail, in whose place a broker that was started since may have written something else.
         last = before[-1]
-        known[last.path] = last.head_bytes + end_offset - last.first_offset
+        known[last.path] = SEGMENT_HEAD_BYTES + end_offset - last.first_offset
     return [
         msgspec.structs.replace(segment, known_bytes=known.get(segment.path, 0))
         for segment in now
@@ -207,28 +205,6 @@ def reach_ms(segments: list[LogSegment]) -> int:
 def begins_whole(segments: Sequence[LogSegment]) -> bool:
     """Whether a log has its first segment: nothing of it was dropped."""
     return segments[0].first_offset == 0
-
-
-def _segment(path: Path, *, last: bool) -> LogSegment:
-    try:
-        with path.open("rb") as file:
-            head = file.read(journal.HEADER_BYTES)
-        stat = path.stat()
-        if last and len(head) < journal.HEADER_BYTES:
-            return LogSegment(path=str(path), first_offset=int(path.stem), created_at_ms=0, size_bytes=0, last=True)
-        header = journal.SegmentHeader.decode(head)
-    except OSError as error:
-        raise NotComparable(f"cannot read the broker's segment {path}: {error.strerror}") from error
-    except journal.SegmentDamaged as damage:
-        raise NotComparable(f"the broker's segment {path} is damaged: {damage}; restore it from a copy") from damage
-    return LogSegment(
-        path=str(path),
-        first_offset=header.first_offset,
-        created_at_ms=header.created_at_ms,
-        size_bytes=stat.st_size,
-        last=last,
-        changed_ns=stat.st_mtime_ns,
-    )
 
 
 MESSAGE_SCHEMA: Final = (
@@ -250,29 +226,6 @@ SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": RUN_SCHEMA}
 Row = tuple[Any, ...]
 
 
-def data_of(segment: LogSegment) -> bytes:
-    """Returns a segment's bytes up to its surveyed size, with a checked header; none if it was being created."""
-    with Path(segment.path).open("rb") as file:
-        data = file.read(segment.size_bytes)
-    if segment.last and len(data) < journal.HEADER_BYTES:
-        return b""
-    journal.SegmentHeader.decode(data[: journal.HEADER_BYTES])
-    return data
-
-
-def frames_behind(segment: LogSegment, data: bytes, start: int) -> Iterator[journal.Frame]:
-    """Yields the frames from the byte `start` of the segment's file on, except those that were read before."""
-    shift = segment.first_offset - journal.HEADER_BYTES
-    end = start
-    for frame in journal.read_frames(memoryview(data)[start:], first_offset=start + shift):
-        end = frame.end - shift
-        if end > segment.known_bytes:
-            yield frame
-    missing = segment.size_bytes - end
-    if missing and not segment.last:
-        raise journal.SegmentDamaged(f"its last {missing} bytes are no whole record, and it is not the last segment")
-
-
 class LoggedBlock(NamedTuple):
     """A block of a log, from the offset `offset` to `end`, with each change of state once.
 
@@ -289,42 +242,70 @@ class LoggedBlock(NamedTuple):
 
 
 class LoggedFrame(NamedTuple):
-    """A frame of a log. `position` is unique in its log, and grows: the offset of its block, and its number there."""
+    """A frame of a log, and when it was stored; 0 if nobody knows. `position` is unique in its log, and grows."""
 
     kind: int
     number: int
     payload: bytes
+    stored_ms: int
     position: int
 
 
-def blocks_of(segment: LogSegment, *, wanted: Container[int]) -> Iterator[LoggedBlock]:
+def payloads_of(segment: LogSegment, *, wanted: Container[int], payloads_max: int) -> Iterator[tuple[bytes, Payloads]]:
+    """Yields the payloads of a segment's whole blocks, but for those that were read before, about `payloads_max` at a
+    time, with the bytes of all blocks. The rest, from the `end` of the last ones on, is what blocks_of() tells.
+    """
+    data = _data_of(segment, 0)
+    end = 0
+    while True:
+        found = payloads_in(
+            data, end, first=segment.first_offset, wanted=wanted, frames_max=payloads_max,
+            known=segment.known_bytes - SEGMENT_HEAD_BYTES,
+        )  # fmt: skip
+        if found.end == end:
+            return
+        end = found.end
+        yield data, found
+
+
+def blocks_of(segment: LogSegment, *, wanted: Container[int], start: int = 0) -> Iterator[LoggedBlock]:
     """Yields the blocks of a segment, except those that were read before; in the last one, up to a torn tail.
 
-    `wanted`: the kinds of blocks whose frames are read; others may have none. Raises SegmentDamaged if the segment ends
-    too early, SegmentRefused at what a newer version wrote, and OSError.
+    `wanted`: the kinds of blocks whose frames are read; others may have none. `start`: where a block begins, behind the
+    segment's head. Raises SegmentDamaged if the segment ends too early, SegmentRefused at what a newer version wrote,
+    and OSError.
     """
-    with Path(segment.path).open("rb") as file:
-        file.seek(SEGMENT_HEAD_BYTES)
-        data = file.read(max(0, segment.size_bytes - SEGMENT_HEAD_BYTES))
-    first, end = segment.first_offset, 0
-    proven = 0 if segment.last else first + segment.size_bytes - SEGMENT_HEAD_BYTES
+    data = _data_of(segment, start)
+    first, end = segment.first_offset + start, 0
+    proven = 0 if segment.last else first + len(data)
     # As if the machine had not been started anew: only the last append can be cut short then, and all else that is not
     # whole is told as damage. The broker may cut it away at its next start; here nothing may be passed over silently.
     for found in scan(data, first=first, proven=proven, same_boot=True, wanted=wanted):
         end = found.end
-        if SEGMENT_HEAD_BYTES + end > segment.known_bytes:
+        if SEGMENT_HEAD_BYTES + start + end > segment.known_bytes:
             yield _logged(found, first, wanted)
-    missing = segment.size_bytes - SEGMENT_HEAD_BYTES - end
+    missing = segment.size_bytes - SEGMENT_HEAD_BYTES - start - end
     if missing > 0 and not segment.last:
         raise journal.SegmentDamaged(f"its last {missing} bytes are missing, and it is not the last segment")
+
+
+def _data_of(segment: LogSegment, start: int) -> bytes:
+    """Returns the bytes of a segment's blocks as they were surveyed, from a position on."""
+    size_bytes = segment.size_bytes - SEGMENT_HEAD_BYTES - start
+    if size_bytes <= 0:  # there may be no file yet
+        return b""
+    with Path(segment.path).open("rb") as file:
+        file.seek(SEGMENT_HEAD_BYTES + start)
+        return file.read(size_bytes)
 
 
 def _logged(found: Block, first: int, wanted: Container[int]) -> LoggedBlock:
     changes = changes_of(found.frames)
     others = [frame for frame in found.frames if frame.kind != FrameKind.CHANGE]
     copies_lost = 2 * len(changes) - (len(found.frames) - len(others))
-    # Without the head, the kind is that of the first whole frame, and the damaged ones may be of another kind.
-    is_wanted = found.at_ms is None or found.kind in wanted
+    # Without the head, the kind is that of the first whole frame, and the damaged ones may be of another kind: but for
+    # those of a footer, whose block has nothing else.
+    is_wanted = found.kind in wanted or (found.at_ms is None and found.kind != FrameKind.FOOTER)
     return LoggedBlock(
         kind=found.kind, stored_ms=found.at_ms, offset=first + found.position, end=first + found.end,
         frames=[*(Frame(FrameKind.CHANGE, number, changes[number]) for number in sorted(changes)), *others],
@@ -332,40 +313,49 @@ def _logged(found: Block, first: int, wanted: Container[int]) -> LoggedBlock:
     )  # fmt: skip
 
 
-def frames_of(segment: LogSegment, *, wanted: Container[int]) -> Iterator[LoggedFrame]:
-    """Yields the frames of the wanted kinds, each change of state once. Raises as blocks_of() does, and SegmentDamaged
-    at a block of which one is lost.
+def frames_of(segment: LogSegment, *, wanted: Container[int], start: int = 0) -> Iterator[LoggedFrame]:
+    """Yields the frames of the wanted kinds, each change of state once: as blocks_of(), and raises SegmentDamaged at a
+    block of which one is lost, too.
     """
-    for block in blocks_of(segment, wanted=wanted):
+    for block in blocks_of(segment, wanted=wanted, start=start):
         if block.kind is not None and block.kind not in _KINDS:
             raise journal.SegmentDamaged(f"a block of the unknown kind {block.kind:#x} at offset {block.offset}")
         if block.is_lost:
             raise journal.SegmentDamaged(f"damaged block at offset {block.offset}")
         for index, frame in enumerate(block.frames):
             if frame.kind in wanted:
-                yield LoggedFrame(*frame, position=block.offset + index)
+                yield LoggedFrame(*frame, stored_ms=block.stored_ms or 0, position=block.offset + index)
 
 
-def message_rows(frame: journal.Frame) -> Iterator[Row]:
+def frames_found(segment: LogSegment, data: bytes, found: Payloads) -> Iterator[LoggedFrame]:
+    """Yields the frames of payloads_of()."""
+    first = segment.first_offset
+    for (frame, stored_ms), begin in zip(found.frames(data), found.begins, strict=True):
+        yield LoggedFrame(*frame, stored_ms=stored_ms, position=first + begin)
+
+
+def message_rows(frame: LoggedFrame) -> Iterator[Row]:
     """Yields a stored message as a row of MESSAGE_SCHEMA; `stored_ms` is null for the copy written when it fell due."""
-    yield (*_message(journal.decode_message(frame.payload)), None)
+    yield (*_message(frame, decode_record(frame.payload)), None)
 
 
-def header_rows(frame: journal.Frame) -> Iterator[Row]:
+def header_rows(frame: LoggedFrame) -> Iterator[Row]:
     """Yields a stored message as a row of HEADER_SCHEMA."""
-    record = journal.decode_message(frame.payload)
-    yield (*_message(record), msgspec.msgpack.encode(record.headers), None)
+    record = decode_record(frame.payload)
+    yield (*_message(frame, record), msgspec.msgpack.encode(record.headers), None)
 
 
-def _message(record: journal.MessageRecord) -> Row:
+def _message(frame: LoggedFrame, record: Record) -> Row:
     # A scheduled message's marker, which may be dropped by now, has the time it was stored; the copy, when it fell due.
-    stored_ms = None if record.copy == journal.FIRED_COPY else record.stored_at_ms
-    is_note = record.copy == journal.SCHEDULED
+    # What a delay cluster exports was stored at a time that its shards do not keep, and a block's time is lost with its
+    # head: it was stored soon after it was created.
+    stored_ms = None if frame.kind == FrameKind.DISPATCHED else frame.stored_ms or record.created_at_ms
+    sequence = frame.number if frame.kind in NUMBERED_KINDS else None
     deliver_at_ms = asked_due_ms(record.headers) if record.deliver_at_ms is None else record.deliver_at_ms
-    body_sha256 = record.body.hex() if is_note else hashlib.sha256(record.body).hexdigest()
+    is_marker = frame.kind == FrameKind.SCHEDULED
+    body_sha256 = record.body.hex() if is_marker else hashlib.sha256(record.body).hexdigest()
     return (
-        record.id, record.topic, record.key, record.sequence, body_sha256, record.created_at_ms, stored_ms,
-        deliver_at_ms,
+        record.id, record.topic, record.key, sequence, body_sha256, record.created_at_ms, stored_ms, deliver_at_ms,
     )  # fmt: skip
 
 
@@ -405,6 +395,12 @@ def action_rows(frame: LoggedFrame) -> Iterator[Row]:  # noqa: C901 - one arm an
         case Discarded(topic=topic, group=group, at_ms=at_ms, entries=entries, why=why):
             for first, count in entries:
                 yield _row("discarded", topic, group, (first, None, count), at, at_ms, None, None, why)
+        case Edited(topic=topic, group=group, at_ms=at_ms, entries=edited):
+            for sequence, _, _, new_id in edited:  # the column `reason` has the edited message's id
+                yield _row("edited", topic, group, (sequence, None, 1), at, at_ms, at_ms, None, new_id)
+        case RedriveStopped(topic=topic, group=group, at_ms=at_ms, entries=entries, by=by):
+            for first, count in entries:
+                yield _row("redrive_stopped", topic, group, (first, None, count), at, at_ms, None, None, by)
         case journal.Declared(topic=topic, group=group, at_ms=at_ms, position=position, settings=settings):
             filter_text = settings.get("filter") or None  # the column `reason` has the filter here
             yield _row("declared", topic, group, (position, None, None), at, at_ms, None, None, filter_text)
@@ -473,6 +469,21 @@ def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataF
     joined = expanded.join(ids_by_sequence, ["topic", "sequence"], "left" if is_whole else "inner")
     return joined.selectExpr(*("coalesce(known, topic || '#' || sequence) as id" if name == "id" else name
                                for name in _action_columns()))  # fmt: skip
+
+
+def under_former_ids(rows: DataFrame, actions: DataFrame) -> DataFrame:
+    """Returns the inboxes' rows with the effects of edited messages under the ids that these had before: an edit goes
+    on with its message, in the group in which that died. What an operator makes of a message has no evidence but this.
+
+    `actions`: those of ACTION_SCHEMA. An edit of an edited message names, by its sequence, the first one, too.
+    """
+    edits = actions.where("kind = 'edited'").selectExpr(
+        "topic", "consumer_group", "reason as id", "id as former_id"
+    ).distinct()  # fmt: skip
+    joined = rows.join(edits.hint("broadcast"), ["topic", "consumer_group", "id"], "left")
+    return joined.selectExpr(
+        *("coalesce(former_id, id) as id" if name == "id" else name for name in rows.columns)
+    )  # fmt: skip
 
 
 def single(runs: DataFrame) -> DataFrame:

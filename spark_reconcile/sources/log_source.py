@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Final
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -29,33 +28,34 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from outbox_core.common.errors import DECODE_ERRORS
 from outbox_core.journal import journal
-from outbox_core.journal.block import SegmentRefused
-from outbox_core.journal.frame_scan import payload_bounds
-from spark_reconcile.sources.arrow_decoding import WIDEST_BYTES, UnusualEncoding, message_columns
+from outbox_core.journal.block import Payloads, SegmentRefused
+from spark_reconcile.sources.arrow_decoding import UnusualEncoding, message_columns
 from spark_reconcile.sources.broker_logs import (
     ACTION_KINDS,
     HEADER_SCHEMA,
+    MESSAGE_KINDS,
     MESSAGE_SCHEMA,
     RUN_SCHEMA,
     STEP_BACK_MS,
     LogSegment,
     Row,
     action_rows,
-    data_of,
-    frames_behind,
+    frames_found,
     frames_of,
     header_rows,
     message_rows,
+    payloads_of,
 )
 
 BATCH_ROWS: Final = 16_384
-"""A batch ends with the frame that reaches this number of rows."""
+"""A batch ends with the frame, or with the block, that reaches this number of rows."""
 
 _TEXTS: Final = frozenset({"id", "topic", "message_key", "body_sha256", "damage", "kind", "consumer_group", "reason"})
 _TIMES: Final = frozenset({"stored_ms", "at_ms"})
 _RowsOf = Callable[..., Iterator[Row]]
-"""Of a LoggedFrame of a log of blocks, or of a journal.Frame of the message log."""
+"""Of a frame."""
 _WHOLE: Final[dict[_RowsOf, str]] = {
     message_rows: MESSAGE_SCHEMA, header_rows: HEADER_SCHEMA, action_rows: RUN_SCHEMA,
 }  # fmt: skip
@@ -127,23 +127,22 @@ class LogReader(DataSourceReader):
         try:
             for batch in self._batches(segment):
                 yield self._wanted(batch)
-        except (journal.SegmentDamaged, SegmentRefused, msgspec.MsgspecError, OSError) as error:
+        except (journal.SegmentDamaged, SegmentRefused, OSError, *DECODE_ERRORS) as error:
             nothing = [None] * len(self._names[:-1])
             yield self._arrow([(*nothing, f"{segment.path}: {error}")])
 
     def _batches(self, segment: LogSegment) -> Iterator[pa.RecordBatch]:
-        """Yields message records in batches; records of unusual encoding, and all actions, one by one."""
-        if segment.has_blocks:
-            yield from self._in_batches(map(self._rows_of, frames_of(segment, wanted=ACTION_KINDS)))
-            return
-        data = data_of(segment)
-        if not data:
-            return
-        start = journal.HEADER_BYTES
-        while (bounds := payload_bounds(data, start=start, frames_max=BATCH_ROWS))[0]:
-            yield from self._plain(segment, data, *bounds, start)
-            start = bounds[1]
-        yield from self._in_batches(map(self._rows_of, frames_behind(segment, data, start)))
+        """Yields the messages of whole blocks by the column; those of unusual encoding, what is behind a damaged block,
+        and all actions, frame by frame.
+        """
+        end, is_messages = 0, self._rows_of is not action_rows
+        wanted = MESSAGE_KINDS if is_messages else ACTION_KINDS
+        if is_messages:
+            for data, found in payloads_of(segment, wanted=wanted, payloads_max=BATCH_ROWS):
+                end = found.end
+                if found.begins:
+                    yield self._by_column(segment, data, found)
+        yield from self._in_batches(map(self._rows_of, frames_of(segment, wanted=wanted, start=end)))
 
     def _in_batches(self, rows_of_frames: Iterable[Iterator[Row]]) -> Iterator[pa.RecordBatch]:
         batch: list[Row] = []
@@ -155,23 +154,12 @@ class LogReader(DataSourceReader):
         if batch:
             yield self._arrow(batch)
 
-    def _plain(
-        self, segment: LogSegment, data: bytes, begins: list[int], behind: int, start: int
-    ) -> Iterator[pa.RecordBatch]:
-        """Yields the complete frames of data[start:behind], whose payloads begin at `begins`."""
-        starts = np.array(begins, np.int64)
-        ends = np.append(starts[1:] - journal.FRAME_BYTES, behind)
-        new = ends > segment.known_bytes
-        starts, ends = starts[new], ends[new]
-        if not len(starts):
-            return
-        some = data[start:behind] + bytes(WIDEST_BYTES)
+    def _by_column(self, segment: LogSegment, data: bytes, found: Payloads) -> pa.RecordBatch:
         try:
-            yield message_columns(some, starts - start, ends - start, self._columns)
+            return message_columns(data, found, self._columns)
         except UnusualEncoding:
-            payloads = [data[begin:end] for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-            frames = [journal.Frame(0, payload) for payload in payloads]  # rows of messages have no offset
-            yield self._arrow([row for frame in frames for row in self._rows_of(frame)])
+            frames = frames_found(segment, data, found)
+            return self._arrow([row for frame in frames for row in self._rows_of(frame)])
 
     def _arrow(self, rows: list[Row]) -> pa.RecordBatch:
         """Converts complete rows to the requested columns."""

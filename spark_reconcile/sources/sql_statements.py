@@ -52,6 +52,8 @@ UNKNOWN_KIND: Final = "(unknown kind)"
 """The topic of rows of a table that are neither messages nor cancels."""
 WITHDRAWN: Final = "withdrawn"
 """The outcome of a scheduled message that a cancel took out of its table, and no broker has ever had."""
+DISCARDED: Final = "discarded"
+"""The outcome of a message or cancel that an operator discarded after it was parked."""
 WITHDREW: Final = "withdrew"
 """The `note` of a cancel that did so; its outcome is that of a cancel that a broker took."""
 

@@ -66,6 +66,15 @@ def test_once_without_json_is_for_people_and_keeps_no_archive_where_told(sqlite_
     assert sqlite_shop.archived() == 0
 
 
+def test_a_pass_shows_a_program_how_far_it_is(sqlite_shop: Shop, tmp_path: Path) -> None:
+    sqlite_shop.add_due(3)
+
+    done = once(*on(sqlite_shop, f"embedded:{tmp_path / 'data'}"), "--progress", "json")
+
+    last = json.loads(done.stderr.splitlines()[-1])
+    assert (done.returncode, last["operation"], last["done"], last["total"]) == (0, "sending", 3, 3)
+
+
 def test_rows_stay_while_the_broker_is_cordoned_and_are_sent_when_it_is_not(sqlite_shop: Shop, tmp_path: Path) -> None:
     sqlite_shop.add_due(2)
     engine = Engine.open(tmp_path / "data")

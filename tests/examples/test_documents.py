@@ -56,7 +56,7 @@ def every_command() -> dict[str, click.Command]:
 def parse(line: str, commands: dict[str, click.Command]) -> None:
     """Let the real command read a line. Raises click's UsageError, or KeyError where there is no such command."""
     _, *words = takewhile(lambda word: word not in {">", ">>", "|"}, shlex.split(line.removesuffix("&"), comments=True))
-    depth = next((depth for depth in (1, 2) if " ".join(words[:depth]) in commands), 3)
+    depth = next((depth for depth in (1, 2, 3) if " ".join(words[:depth]) in commands), 4)
     name = " ".join(words[:depth])
     with commands[name].make_context(name, words[depth:]):
         pass

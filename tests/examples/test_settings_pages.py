@@ -14,7 +14,7 @@ from compensator.core import config as compensator_config
 from outbox_broker.config import broker_config
 from outbox_broker.delay_service.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.http.access_control import load_tokens
-from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.core.settings_file import DECLARATION, read_config, settings_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "decisions"]
@@ -27,7 +27,7 @@ BLOCKS = [
     for page in PAGES
     for block in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 ]
-RECONCILIATION = {"rules", "inboxes", "outboxes"}
+RECONCILIATION = {"rules", "inboxes", "outboxes", "reconcile"}
 
 
 def take(tables: dict[str, Any], file: Path) -> None:
@@ -46,13 +46,23 @@ def take(tables: dict[str, Any], file: Path) -> None:
         broker_config.load({"data": Path("data")}, file=file)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_every_setting_is_named_in_a_page(model: type[BaseModel]) -> None:
+def named_in_pages() -> set[str]:
+    """The names in code, and the keys and tables in files of settings."""
     text = "\n".join(page.read_text() for page in PAGES)
     named = {name for code in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"\w+", code)}
-    named |= {name for _, block in BLOCKS for name in re.findall(r"^(\w+) = ", block, re.MULTILINE)}
+    written = [re.findall(r"^(?:(\w+) = |\[+(?:\w+\.)?(\w+)\])", block, re.MULTILINE) for _, block in BLOCKS]
+    return named | {name for names in written for key, table in names for name in (key, table)}
 
-    assert sorted(model.model_fields.keys() - named) == []
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_setting_is_named_in_a_page(model: type[BaseModel]) -> None:
+    assert sorted(model.model_fields.keys() - named_in_pages()) == []
+
+
+def test_every_setting_of_reconciliation_is_named_in_a_page() -> None:
+    declared = {setting.location[-1] for setting in DECLARATION.declared()}
+
+    assert sorted(declared - named_in_pages()) == []
 
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page}-{number}" for number, (page, _) in enumerate(BLOCKS)])

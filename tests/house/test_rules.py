@@ -225,6 +225,20 @@ def test_tests_skip_only_where_the_fixtures_say_so() -> None:
     assert not found, lines(found)
 
 
+def test_what_a_decoder_raises_is_caught_as_a_whole() -> None:
+    # Text that is not UTF-8, and nesting, raise others than its own: a flipped bit would end a service.
+    home = ROOT / "outbox_core" / "common" / "errors.py"
+    found = [
+        where(path, node)
+        for path in modules(*PACKAGES)
+        if path != home
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and node.attr in {"DecodeError", "MsgspecError"}
+    ]
+
+    assert not found, lines(found)
+
+
 def test_no_text_of_the_product_names_a_file_of_the_documentation_which_is_not_installed() -> None:
     wrong = [
         where(path, node)

@@ -1,7 +1,8 @@
 """A business process, or a compensator, that kills itself at a named point. Run as a module; not imported.
 
 Arguments: `POINT URL SCHEMA BROKER_URL`. First it rolls a transaction back, then it commits one with three
-messages: where it dies, and so what it leaves, is the point's meaning. Points that begin with `scan` are in a pass.
+messages: where it dies, and so what it leaves, is the point's meaning. Points that begin with `scan` are in a pass,
+those with `discard` in an operator's discard of the parked rows.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, RelayPolicy, SenderLimits
+from outbox.admin.message_admin import AdminAction, MessageSelection, SchemaAdmin
 from outbox.store.database import background_engine, open_engine
 from outbox.store.message_table import MessageStore
+from outbox.store.schema import RowState
 from tests.fixtures.dying_broker import DyingBroker, die, nothing
 from tests.fixtures.table_scan import Scan
 from tests.outbox.shop import Payment
@@ -40,6 +43,8 @@ def main() -> None:
     )
     if point.startswith("scan"):
         scan(point, url, schema, broker)
+    elif point.startswith("discard"):
+        discard(point, url, schema)
     else:
         business(point, url, schema, broker)
     broker.close()
@@ -91,6 +96,17 @@ def scan(point: str, url: str, schema: str, broker: DyingBroker) -> None:
         policy=RelayPolicy(),
         lease_ms=LEASE_MS,
     ).run()
+
+
+def discard(point: str, url: str, schema: str) -> None:
+    """Discard every parked row; die before or after they are deleted, in their transaction."""
+    engine = background_engine(open_engine(url))
+    admin = SchemaAdmin(engine, schema=schema or None)
+    parked = admin.find(MessageSelection(state=RowState.PARKED), action=AdminAction.DISCARD, rows_max=100)
+    moment = "before" if point == "discard: before delete" else "after"
+    event.listen(engine, f"{moment}_cursor_execute", partial(on_statement, point, "DELETE"))
+    for _ in admin.change(AdminAction.DISCARD, parked, after_batch=lambda _: None):
+        pass
 
 
 main()

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import update
 from sqlalchemy.engine import make_url
 
 from outbox.migrate import upgrade
 from outbox.store.row import publish_row
+from outbox_broker.http.access_control import Access, Principal, Role
 from outbox_core import Message
 from tests.broker_adapter.servers import served
 from tests.fixtures.command_line import outbox
 from tests.fixtures.databases import Database, Server
 from tests.outbox.shop import Shop
 
+HOUR_MS = 3_600_000
 CHECKS = ["versions", "database", "tables", "rights", "database clock", "compensator"]
 
 
@@ -38,9 +49,93 @@ def test_all_is_well_where_everything_answers(database: Database, tmp_path: Path
         status, found = findings("--url", database.url, *schema_arguments(database), "--broker", server.url)
 
     assert status == 0, found
-    assert list(found) == [*CHECKS, "broker"]
+    assert list(found) == [*CHECKS, "broker", "broker clock"]
     assert {one["status"] for one in found.values()} == {"ok"}
+    assert found["broker"]["says"] == f"outbox-mq {version('outbox-mq')} answers, and can serve"
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "says"),
+    [
+        (None, "warn", "it asks for a token, and none was given"),
+        ("a-producers-token", "ok", "answers, and can serve"),
+        ("a-consumers-token", "fail", "the token has no role publish, but consume"),
+        ("nobodys-token", "fail", "does not know the token"),
+    ],
+)
+def test_a_broker_that_asks_for_a_token_is_well_for_one_that_may_publish_alone(
+    tmp_path: Path, token: str | None, status: str, says: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    upgrade(url)
+    tokens = {
+        hashlib.sha256(f"a-{role}rs-token".encode()).digest(): Principal(
+            name=role, roles=frozenset({Role(word)}), topics=("paid",)
+        )
+        for role, word in (("produce", "publish"), ("consume", "consume"))
+    }
+    arguments = []
+    if token is not None:
+        (tmp_path / "token").write_text(token)
+        arguments = ["--token-file", str(tmp_path / "token")]
+
+    with served(tmp_path / "broker", access=Access(tokens=tokens)) as server:
+        code, found = findings("--url", url, "--broker", server.url, *arguments)
+
+    assert (found["broker"]["status"], code) == (status, 1 if status == "fail" else 0)
+    assert says in found["broker"]["says"]
+
+
+def test_a_broker_of_another_release_whose_clock_is_wrong_is_told(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    upgrade(url)
+
+    wrong_ms = time.time_ns() // 1_000_000 - HOUR_MS
+    with ready_answer({"version": "9.9", "roles": ["publish"], "now_ms": wrong_ms}) as broker:
+        code, found = findings("--url", url, "--broker", broker)
+
+    assert (code, found["broker"]["status"], found["broker clock"]["status"]) == (0, "warn", "warn")
+    assert found["broker"]["says"] == f"outbox-mq 9.9 answers, and can serve; this client is {version('outbox-mq')}"
+    [apart_ms] = re.findall(r"differs from this machine's by ([0-9,]+) ms", found["broker clock"]["says"])
+    assert int(apart_ms.replace(",", "")) >= HOUR_MS - 1
+    assert "NTP" in found["broker clock"]["cure"]
+
+
+def test_a_broker_that_tells_neither_its_clock_nor_its_release_is_asked_for_no_more(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    upgrade(url)
+
+    with ready_answer({}) as broker:
+        code, found = findings("--url", url, "--broker", broker)
+
+    assert (code, "broker clock" in found, found["broker"]["status"]) == (0, False, "ok")
     assert found["broker"]["says"] == "outbox-mq answers, and can serve"
+
+
+@contextmanager
+def ready_answer(told: dict[str, Any]) -> Iterator[str]:
+    """The URL of a server that answers each request as a broker that can serve, and tells this besides."""
+    body = json.dumps({"status": "ok", "checks": [], **told}).encode()
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 def test_a_line_a_check_and_its_cure_below(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from broker_adapter.embedded import EmbeddedBroker
+from outbox.store.schema import RowState
 from tests.fixtures.fork_server import environment, fork_server
 from tests.outbox.shop import NO_SENDER, Shop
 
@@ -84,6 +85,20 @@ def test_a_compensator_killed_in_a_pass_loses_and_doubles_nothing(
     assert shop.scan(embedded).run().accepted == 3
     assert shop.rows() == []
     assert delivered(embedded) == [f"committed {number}" for number in range(3)]
+
+
+@pytest.mark.parametrize("point", ["discard: before delete", "discard: after delete"])
+def test_an_operator_killed_in_a_discard_has_discarded_nothing(shop: Shop, tmp_path: Path, point: str) -> None:
+    ids = shop.add_due(3)
+    with shop.engine.begin() as connection:
+        connection.execute(update(shop.tables.message).values(state=RowState.PARKED, token=None))
+
+    run_until_killed(point, shop, f"embedded:{tmp_path / 'broker-data'}")
+
+    assert [(row["id"], row["state"], row["token"]) for row in shop.rows()] == [(one, "parked", None) for one in ids]
+    assert archived_outcomes(shop) == []
+    again = shop.command("messages", "discard", *ids, "--yes")
+    assert (again.stdout, shop.rows(), archived_outcomes(shop)) == ("discard: 3 of 3\n", [], ["discarded"] * 3)
 
 
 def archived_outcomes(shop: Shop) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import pty
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ from outbox_core.assignment.even_assignment import Resource
 from outbox_core.common.errors import UsageError
 from tests.fixtures.command_line import Done
 from tests.fixtures.databases import Database, Server
-from tests.outbox.innodb_locks import rows_locked
+from tests.outbox.innodb_locks import rows_locked, wait_for_lock_waits
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import NO_SENDER, Shop, open_shop
 
@@ -384,6 +387,92 @@ def test_what_an_operator_parked_is_not_sent_and_may_be_deleted(shop: Shop, brok
     assert state_of(shop) == {}
 
 
+def outcomes(shop: Shop) -> dict[str, list[str]]:
+    """The outcomes in the archive, by id."""
+    archive = shop.tables.archive
+    found: dict[str, list[str]] = {}
+    with shop.engine.connect() as connection:
+        for row_id, outcome in connection.execute(select(archive.c.id, archive.c.outcome)):
+            found.setdefault(row_id, []).append(outcome)
+    return found
+
+
+def test_what_is_discarded_goes_to_the_archive_and_show_says_so(shop: Shop) -> None:
+    add(shop, "m-1", "m-2", key="order 7", state=RowState.PARKED)
+
+    discarded = shop.command("messages", "discard", "m-1", "unknown", "--yes")
+    text = shop.command("messages", "show", "m-1")
+    as_json = json.loads(shop.command("messages", "show", "m-1", "--json").stdout)
+
+    assert (discarded.returncode, discarded.stdout) == (1, "discard: 1 of 2\n")
+    assert state_of(shop) == {"m-2": "parked"}
+    assert outcomes(shop) == {"m-1": ["discarded"]}
+    assert re.fullmatch(r"m-1 for topic was discarded by an operator at \S+Z\n", text.stdout)
+    assert (text.returncode, as_json["state"], as_json["message_key"]) == (1, "discarded", "order 7")
+    assert as_json["body_sha256"] == hashlib.sha256(b"the secret").hexdigest()
+
+
+def test_what_is_discarded_of_every_table_goes_to_one_archive(split_shop: Shop) -> None:
+    for number, table in enumerate(TABLES):
+        add(split_shop, f"m-{number}", table=table, state=RowState.PARKED)
+
+    done = split_shop.command("messages", "discard", "--all", "--yes")
+
+    assert done.stdout == "discard: 4 of 4\n"
+    assert outcomes(split_shop) == {f"m-{number}": ["discarded"] for number in range(4)}
+
+
+def test_each_message_is_sent_or_discarded_once_however_many_decide_about_it_at_once(
+    shop: Shop, broker: RecordingBroker
+) -> None:
+    ids = [f"m-{number:03d}" for number in range(120)]
+    add(shop, *ids, state=RowState.PARKED)
+    engine = shop.background_engine()
+    admin = MessageAdmin(dialect=shop.engine.dialect, schema=shop.database.schema)
+    together = threading.Barrier(3)
+
+    def decide(action: AdminAction) -> int:
+        together.wait()
+        changed = 0
+        for begin in range(0, len(ids), 4):
+            with engine.begin() as connection:
+                changed += admin.change(connection, action, ids[begin : begin + 4])
+        return changed
+
+    with ThreadPoolExecutor(3) as threads:
+        first, second, retried = threads.map(decide, [AdminAction.DISCARD, AdminAction.DISCARD, AdminAction.RETRY])
+    shop.scan(broker).run()
+
+    sent = {one for one, found in outcomes(shop).items() if found == ["stored"]}
+    discarded = {one for one, found in outcomes(shop).items() if found == ["discarded"]}
+    assert sent | discarded == set(ids)
+    assert sorted(broker.ids) == sorted(sent)
+    assert (first + second, retried) == (len(discarded), len(sent))
+    assert shop.rows() == []
+
+
+def test_a_discard_that_waited_for_a_retry_leaves_the_message_to_its_sender(
+    mysql_shop: Shop, broker: RecordingBroker
+) -> None:
+    add(mysql_shop, "m-1", state=RowState.PARKED)
+    engine = mysql_shop.background_engine()
+    admin = MessageAdmin(dialect=mysql_shop.engine.dialect, schema=mysql_shop.database.schema)
+
+    def discard() -> int:
+        with engine.begin() as connection:
+            return admin.discard(connection, ["m-1"])
+
+    with ThreadPoolExecutor(1) as threads, engine.begin() as connection:
+        assert admin.retry(connection, ["m-1"]) == 1
+        waiting = threads.submit(discard)
+        wait_for_lock_waits(mysql_shop)
+        connection.commit()
+        assert waiting.result() == 0
+    mysql_shop.scan(broker).run()
+
+    assert outcomes(mysql_shop) == {"m-1": ["stored"]}
+
+
 def test_what_might_still_be_sent_is_never_deleted(shop: Shop) -> None:
     add(shop, "m-1")
 
@@ -489,6 +578,18 @@ def test_people_are_asked_before_and_see_progress(sqlite_shop: Shop) -> None:
     assert agreed[0] == 0
     assert "discard ━" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", agreed[1])
     assert state_of(sqlite_shop) == {}
+
+
+def test_a_change_of_many_tells_a_program_how_far_it_is(sqlite_shop: Shop) -> None:
+    add(sqlite_shop, *[f"m-{number:04d}" for number in range(3 * BATCH_ROWS)], state=RowState.PARKED)
+
+    done = sqlite_shop.command("messages", "retry", "--all", "--yes", "--progress", "json", "--json")
+
+    objects = [json.loads(line) for line in done.stderr.splitlines()]
+    assert json.loads(done.stdout)["changed"] == 3 * BATCH_ROWS
+    assert {(one["operation"], one["total"]) for one in objects} == {("retry", 3 * BATCH_ROWS)}
+    assert (objects[0]["done"], objects[-1]["done"]) == (BATCH_ROWS, 3 * BATCH_ROWS)
+    assert objects[-1]["left_ms"] == 0
 
 
 @pytest.fixture

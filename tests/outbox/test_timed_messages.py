@@ -376,6 +376,50 @@ def test_a_cancel_is_too_late_for_what_the_broker_may_have(shop: Shop, timers: K
     assert broker.duplicates == [message.id]
 
 
+def test_a_cancel_is_too_late_for_what_was_parked_or_discarded_when_the_broker_may_have_it(
+    shop: Shop, timers: KeptTimers
+) -> None:
+    broker = Unanswered()
+    box = shop.box(broker, timing=timers)
+    message, untried = publish(box, delay=HOUR), publish(box, "other", delay=HOUR)
+    come_due(shop)
+    shop.command("messages", "park", untried.id)
+    assert shop.scan(broker).run().retried == 1
+
+    for _ in range(2):
+        shop.command("messages", "park", message.id)
+        [row] = [row for row in shop.rows() if row["id"] == message.id]
+        assert re.fullmatch("parked by an operator, before: .*no answer.*", row["last_error"])
+        shop.command("messages", "retry", message.id)
+    shop.command("messages", "park", message.id)
+    cancel(box, message.id)
+    cancel(box, untried.id)
+    shop.command("messages", "discard", message.id, "--yes")
+    cancel(box, message.id)
+
+    assert broker.ids == [message.id]
+    assert sorted(outcomes(shop)) == [
+        ("cancel", "canceled"), ("cancel", "too_late"), ("cancel", "too_late"), ("publish", "discarded"),
+        ("publish", "withdrawn"),
+    ]  # fmt: skip
+
+
+def test_a_cancel_is_too_late_for_what_was_withdrawn_and_published_again_and_sent(
+    shop: Shop, prompt: PromptBroker, timers: KeptTimers
+) -> None:
+    box = shop.box(prompt, timing=timers)
+    cancel(box, publish(box, delay=HOUR, message_id="trip-17").id)
+    publish(box, delay=HOUR, message_id="trip-17")
+    come_due(shop)
+    assert shop.scan(prompt).run().accepted == 1
+
+    cancel(box, "trip-17")
+
+    assert sorted(outcomes(shop)) == [
+        ("cancel", "canceled"), ("cancel", "too_late"), ("publish", "stored"), ("publish", "withdrawn"),
+    ]  # fmt: skip
+
+
 def test_a_cancel_withdraws_what_was_claimed_too_early_or_refused_for_good(
     shop: Shop, prompt: PromptBroker, timers: KeptTimers
 ) -> None:

@@ -43,7 +43,7 @@ def blocks_in(path: Path) -> Iterator[Block]:
     data = path.read_bytes()
     head = decode_segment_head(data)
     for block in scan(data[SEGMENT_HEAD_BYTES:], first=head.first, proven=0, same_boot=True):
-        yield block._replace(position=block.position + SEGMENT_HEAD_BYTES, end=block.end + SEGMENT_HEAD_BYTES)
+        yield block.moved(SEGMENT_HEAD_BYTES)
 
 
 def stored_actions(path: Path) -> list[StoredAction]:

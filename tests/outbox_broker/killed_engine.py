@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.dead_letter_operations import EditOperation
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage
 from outbox_core.common.clock import ManualClock
-from outbox_core.messages.message import GroupConfig, Message
+from outbox_core.messages.ids import edited_id
+from outbox_core.messages.message import DeadEdit, GroupConfig, Message
 
-TOPIC, GROUP = "orders", "billing"
+TOPIC, GROUP, OTHERS = "orders", "billing", "mail"
 START_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
 CALLS_MAX = 1_000
@@ -216,10 +218,27 @@ class Client:
         dead = [one for (one, _), status in zip(held, statuses, strict=True) if status == "dead"]
         self._tell(answered="die", ids=dead)
 
+    def edit(self, operation: str, *ids: str) -> list[str]:
+        """Edit dead letters; returns the ids that they have from then on."""
+        self._tell(asked="edit", operation=operation, ids=ids)
+        new_ids = edited(self._engine, operation, ids)
+        self._tell(answered="edit", operation=operation, ids=ids)
+        return new_ids
+
     def discard(self, *ids: str) -> None:
         self._tell(asked="discard", ids=ids)
         if self._engine.dead_letters.discard(TOPIC, GROUP, ids=ids, by="ops", why="wrong") == len(ids):
             self._tell(answered="discard", ids=ids)
+
+
+def edited(engine: Engine, operation: str, ids: Sequence[str]) -> list[str]:
+    """Edit dead letters, all of which must become others; returns the ids of these."""
+    named = EditOperation(name=operation, by="ops", why="typo")
+    edits = dict.fromkeys(ids, DeadEdit(headers={"edited-by": operation}))
+    results = engine.dead_letters.edit(TOPIC, GROUP, edits, operation=named)
+    new_ids = [edited_id(operation, TOPIC, GROUP, one) for one in ids]
+    assert [one.new_id for one in results] == new_ids
+    return new_ids
 
 
 def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
@@ -250,7 +269,7 @@ def short_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None
     tell(now_ms=clock.now_ms())
     for _ in range(8):
         client.ack(client.pull(1))
-    engine.admin.redrive(TOPIC, GROUP)
+    engine.dead_letters.redrive(TOPIC, GROUP)
     client.ack(client.pull(1))
     engine.close()
 
@@ -268,10 +287,111 @@ def dead_letter_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -
     client.publish(*(f"e{number}" for number in range(10)))
     client.nack(client.pull(6))
     client.discard("d0", "e3")
-    engine.admin.redrive(TOPIC, GROUP, ids=["d3", "d4"])
+    engine.dead_letters.redrive(TOPIC, GROUP, ids=["d3", "d4"])
     client.ack(client.pull(1))
     client.discard("e1")
     client.publish("f0")
+    engine.close()
+
+
+EDITED = ("d1", "d2", "d5", "d6")
+"""What edit_run() edits: the first three at once, then one of these once more, and the last."""
+
+
+def edit_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """Messages die, and an operator edits them; one dies again, and is edited again."""
+    clock = ManualClock(START_MS)
+    options = EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES)
+    engine = Engine.open(folder, clock=clock, options=options, storage=storage)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    engine.admin.declare_group(TOPIC, OTHERS, GroupConfig())
+    client = Client(engine, tell)
+    client.publish(*(f"d{number}" for number in range(8)))
+    client.nack(client.pull(8))
+    new_ids = client.edit("one", *EDITED[:3])
+    held = client.pull(3)
+    client.ack(held[:2])
+    client.nack(held[2:])
+    client.publish(*(f"e{number}" for number in range(10)))
+    engine.writer.write_checkpoint()
+    client.edit("two", new_ids[2], EDITED[3])
+    client.ack(client.pull(1))
+    client.publish("f0")
+    engine.close()
+
+
+def cleaning_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """Messages die, are edited, or are put off; what is wanted of old segments is moved, some of it twice."""
+    clock = ManualClock(START_MS)
+    options = EngineOptions(
+        segment_bytes=4096, checkpoint_bytes=4096, reserve_bytes=RESERVE_BYTES, retention_ms=DAY_MS,
+        retention_check_ms=10**15,
+    )  # fmt: skip
+    engine = Engine.open(folder, clock=clock, options=options, storage=storage)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    client = Client(engine, tell)
+    for number in range(3):
+        client.publish(*(f"a{number}-{part}" for part in range(12)))
+        held = client.pull(12)
+        client.nack(held[:2])
+        engine.settler.nack([receipt for _, receipt in held[2:4]], delay_ms=5 * DAY_MS, counts=False)
+        client.ack(held[4:])
+        if number == 0:
+            client.edit("one", *(one for one, _ in held[:1]))
+        client.publish(*(f"b{number}-{part}" for part in range(8)))
+        client.ack(client.pull(8))
+        clock.advance(DAY_MS)
+        tell(now_ms=clock.now_ms())
+        engine.retention.drop_outdated()
+        tell(answered="clean", ids=[str(engine.cleaner.moved_messages)])
+    client.discard(*(one.id for one in engine.admin.dead(TOPIC, GROUP)[0][:1]))
+    engine.close()
+
+
+REDRIVEN = tuple(f"r{number}" for number in range(8))
+"""What redrive_run() redrives, two a second."""
+
+
+def redrive_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """Messages die and are redriven at a rate; after two seconds of it an operator stops that."""
+    clock = ManualClock(START_MS)
+    options = EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES)
+    engine = Engine.open(folder, clock=clock, options=options, storage=storage)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    client = Client(engine, tell)
+    client.publish(*REDRIVEN)
+    client.nack(client.pull(8))
+    engine.dead_letters.redrive(TOPIC, GROUP, per_second=2)
+    client.ack(client.pull(1))
+    clock.advance(1_000)
+    tell(now_ms=clock.now_ms())
+    client.ack(client.pull(1))
+    tell(asked="stop", ids=REDRIVEN[4:])
+    if engine.dead_letters.stop_redrive(TOPIC, GROUP, by="ops") == len(REDRIVEN[4:]):
+        tell(answered="stop", ids=REDRIVEN[4:])
+    client.ack(client.pull(1))
+    client.publish("z0")
+    engine.close()
+
+
+def rolling_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """Both logs roll again and again, beside checkpoints."""
+    clock = ManualClock(START_MS)
+    options = EngineOptions(segment_bytes=4096, checkpoint_bytes=4096, reserve_bytes=RESERVE_BYTES)
+    engine = Engine.open(folder, clock=clock, options=options, storage=storage)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
+    client = Client(engine, tell)
+    for number in range(3):
+        client.publish(*(f"a{number}-{part}" for part in range(14)))
+        client.publish(f"due{number}", deliver_at_ms=clock.now_ms() + 500)
+        client.publish(*(f"b{number}-{part}" for part in range(14)))
+        held = client.pull(25)
+        client.ack(held[:20])
+        client.nack(held[20:22])
+        clock.advance(1_000)
+        tell(now_ms=clock.now_ms())
+        client.ack(client.pull(4))
+        engine.writer.write_checkpoint()
     engine.close()
 
 

@@ -86,8 +86,11 @@ class PoweredStorage(DiskStorage):
             start_anew(to)
 
     def _unsynced(self, path: Path) -> int:
-        status = path.stat()
-        return max(0, status.st_size - self._synced.get(status.st_ino, status.st_size)) if path.is_file() else 0
+        """A file's bytes that are not synced; 0 of a folder, and of a note that was renamed since it was listed."""
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            return max(0, status.st_size - self._synced.get(status.st_ino, status.st_size)) if path.is_file() else 0
+        return 0
 
 
 def _copy(folder: Path, to: Path) -> None:

@@ -14,8 +14,8 @@ from outbox_broker.engine import puller
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.puller import PulledMessages
 from outbox_core.common.clock import ManualClock
-from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.message_log import message_segments
 from tests.outbox_broker.polling import until
 
 TOPIC, GROUP = "orders", "billing"
@@ -155,7 +155,7 @@ def test_nothing_is_taken_while_a_batch_is_on_its_way(engine: Engine, monkeypatc
 
 
 @pytest.mark.parametrize("returns", [False, True], ids=["not handed out yet", "handed out before"])
-def test_no_index_file_is_read_to_choose_what_lies_in_a_sealed_segment(
+def test_no_footer_is_read_to_choose_what_lies_in_a_sealed_segment(
     open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, returns: bool
 ) -> None:
     engine = open_engine(segment_bytes=4096)
@@ -170,8 +170,8 @@ def test_no_index_file_is_read_to_choose_what_lies_in_a_sealed_segment(
             engine.puller.take(TOPIC, GROUP, max_messages=1, invisible_ms=1_000_000)
     clock.advance(1_000)
     read: list[object] = []
-    load = engine.context.index_files.load
-    monkeypatch.setattr(engine.context.index_files, "load", lambda place: read.append(place) or load(place))
+    load = engine.context.footer_blocks.load
+    monkeypatch.setattr(engine.context.footer_blocks, "load", lambda place: read.append(place) or load(place))
 
     assert take_at_hand(engine) is None
 
@@ -203,7 +203,7 @@ def test_a_paused_group_is_told_at_once_that_there_is_nothing(engine: Engine) ->
 def test_a_damaged_record_is_put_aside_by_who_may_wait(engine: Engine, folder: Path) -> None:
     publish(engine, "damaged")
     publish(engine, "a")
-    [path] = segment_paths(folder / "messages")
+    [path] = message_segments(folder)
     path.write_bytes(path.read_bytes().replace(b"damaged", b"eamaged"))
     before = engine.context.actions.end
 

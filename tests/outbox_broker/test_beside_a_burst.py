@@ -17,8 +17,8 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_queue import CROWD_MESSAGES
-from outbox_broker.state.scheduled_message_encoding import dispatched_records
 from outbox_core.common.clock import ManualClock
+from outbox_core.journal.block import Framed, FrameKind, framed
 from outbox_core.messages.message import GroupConfig, Message
 from tests.outbox_broker.delay.conftest import NOW_MS, Opened, flush, opened, put, timed
 from tests.outbox_broker.polling import until
@@ -117,13 +117,13 @@ def test_what_is_published_while_copies_are_made_comes_before_them(
     _publish(engine, "t", "due", "due2", deliver_at_ms=clock.now_ms() + 1_000)
     made: list[int] = []
 
-    def copied(payloads: Sequence[bytes], **places: int) -> list[bytes]:
+    def copied(kind: FrameKind, numbers: range, payloads: Sequence[bytes]) -> Framed:
         made.append(len(payloads))
         if len(made) == 1:
             _publish(engine, "t", "between")
-        return dispatched_records(payloads, **places)
+        return framed(kind, numbers, payloads)
 
-    monkeypatch.setattr(dispatcher, "dispatched_records", copied)
+    monkeypatch.setattr(dispatcher, "framed", copied)
     clock.advance(1_000)
     engine.publisher.cancel([])  # fires what is due, as the timer does at about the same time
 

@@ -6,16 +6,19 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from outbox_broker.engine import topic_reader
 from outbox_broker.engine.engine import Engine
+from outbox_broker.journal.message_reader import Found
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage, StorageFailed
-from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import GroupConfig, Message
 from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.failing_storage import HeldSyncs
+from tests.outbox_broker.message_log import message_segments
 
 TOPIC = "prices"
 HOUR_MS = 3_600_000
@@ -140,7 +143,7 @@ def test_what_retention_dropped_is_told_by_where_the_answer_begins(
     engine = open_engine(segment_bytes=4096, checkpoint_bytes=4096, retention_ms=HOUR_MS, retention_check_ms=10**15)
     for number in range(60):
         engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=bytes(200))])
-    assert len(segment_paths(folder / "messages")) > 2
+    assert len(message_segments(folder)) > 2
     clock.advance(HOUR_MS)
     publish(engine, "new")
     engine.retention.drop_outdated()
@@ -150,6 +153,31 @@ def test_what_retention_dropped_is_told_by_where_the_answer_begins(
     assert 3 < found.offset == 61 - len(found.messages)
     assert found.messages[-1].id == "new"
     assert engine.reader.read(TOPIC, start="earliest").offset == found.offset
+
+
+def test_what_retention_drops_while_it_is_read_is_not_told_as_damaged(
+    open_engine: type_of_open, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_engine(segment_bytes=4096, checkpoint_bytes=4096, retention_ms=HOUR_MS, retention_check_ms=10**15)
+    for number in range(60):
+        engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=bytes(200))])
+    clock.advance(HOUR_MS)
+    publish(engine, "new")
+    read_runs = topic_reader.read_runs
+    dropped: list[int] = []
+
+    def read_late(*arguments: Any, **named: Any) -> list[Found]:
+        dropped.append(engine.retention.drop_outdated())
+        return read_runs(*arguments, **named)
+
+    monkeypatch.setattr(topic_reader, "read_runs", read_late)
+
+    found = engine.reader.read_on(TOPIC, 0, max_messages=1_000)
+
+    assert dropped[0] > 0
+    assert found.messages[-1].id == "new"
+    assert len(found.messages) < found.next_offset == 61
+    assert "record_skipped" not in map(event_name, caplog.records)
 
 
 def test_a_place_behind_the_end_is_answered_with_the_end(engine: Engine) -> None:
@@ -169,7 +197,7 @@ def test_a_damaged_record_is_passed_over_and_told(
     engine: Engine, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(engine, "before", "damaged", "after")
-    path = segment_paths(folder / "messages")[0]
+    path = message_segments(folder)[0]
     data = bytearray(path.read_bytes())
     data[data.rindex(b"damaged")] ^= 1
     path.write_bytes(data)

@@ -1,8 +1,7 @@
-"""What only saves time when a broker opens: checkpoints and index files. Lost, stale or damaged ones change nothing."""
+"""What only saves time when a broker opens: checkpoints and footers. Lost, stale or damaged ones change nothing."""
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.group.dead_letters import DeadRun
-from outbox_broker.log.segment_index import index_path
+from outbox_broker.journal import message_reader
 from outbox_broker.log.topic_index import BlockPlace, Runs
 from outbox_broker.state import checkpoint
 from outbox_broker.state.engine_state import BrokerState
@@ -20,10 +19,17 @@ from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 from outbox_core.journal.block import decode_segment_head
-from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.message import GroupConfig, Message
 from outbox_core.runtime.logs import event_name
 from tests.outbox_broker.action_log import action_segments, damage_checkpoints, whole_checkpoint
+from tests.outbox_broker.message_log import (
+    clear_footer,
+    flip_directory,
+    flip_footer,
+    flip_ids,
+    footers_of,
+    message_segments,
+)
 
 TOPIC, GROUP = "orders", "billing"
 SMALL = {"segment_bytes": 4096, "checkpoint_bytes": 1024}
@@ -94,26 +100,22 @@ def drained(engine: Engine) -> list[str]:
     return ids
 
 
-def lose_indexes(folder: Path) -> None:
-    for path in (folder / "messages").glob("*.index"):
-        path.unlink()
+def lose_footers(folder: Path) -> None:
+    """Leave nothing of them."""
+    for footer in footers_of(folder):
+        clear_footer(footer)
 
 
-def empty_indexes(folder: Path) -> None:
-    for path in (folder / "messages").glob("*.index"):
-        path.write_bytes(b"")
+def damage_directories(folder: Path) -> None:
+    """Flip a bit in each footer's directory."""
+    for footer in footers_of(folder):
+        flip_directory(footer)
 
 
-def damage_indexes(folder: Path) -> None:
-    for number, path in enumerate((folder / "messages").glob("*.index")):
-        data = bytearray(path.read_bytes())
-        data[-30 - number % 40] ^= 1
-        path.write_bytes(data)
-
-
-def exchange_indexes(folder: Path) -> None:
-    first, *_, last = sorted((folder / "messages").glob("*.index"))
-    first.write_bytes(last.read_bytes())
+def damage_ids(folder: Path) -> None:
+    """Flip a bit in each footer's ids."""
+    for footer in footers_of(folder):
+        flip_ids(footer)
 
 
 def damage_all_checkpoints(folder: Path) -> None:
@@ -125,9 +127,7 @@ def nothing(folder: Path) -> None:
     """Leave everything as it is."""
 
 
-@pytest.mark.parametrize(
-    "harm", [nothing, lose_indexes, empty_indexes, damage_indexes, exchange_indexes, damage_all_checkpoints]
-)
+@pytest.mark.parametrize("harm", [nothing, lose_footers, damage_directories, damage_ids, damage_all_checkpoints])
 def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
     open_engine: type_of_open, folder: Path, clock: ManualClock, harm: Callable[[Path], None]
 ) -> None:
@@ -135,7 +135,7 @@ def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
     settled = busy_past(engine, clock)
     before = seen(engine)
     engine.close()
-    assert len(segment_paths(folder / "messages")) > 5
+    assert len(message_segments(folder)) > 5
     assert len(action_segments(folder)) > 2
 
     harm(folder)
@@ -153,34 +153,21 @@ def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
     assert came == {"fires", "waits", *published} - set(settled)
 
 
-def test_a_block_of_an_index_that_is_damaged_while_the_broker_runs_is_made_anew_at_once(
+def test_a_block_of_a_footer_that_is_damaged_while_the_broker_runs_is_made_anew_at_once(
     open_engine: type_of_open, folder: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = open_engine(**SMALL)
     busy_past(engine, clock)
     engine.close()
-    path = index_path(folder / "messages", 0)
-    whole = path.read_bytes()
     engine = open_engine(**SMALL)
-    path.write_bytes(whole[:3] + bytes([whole[3] ^ 1]) + whole[4:])
+    flip_footer(footers_of(folder)[0])
 
     assert [one.id for one in engine.puller.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
 
     engine.check_ready()
-    assert "index_rebuilt" in map(event_name, caplog.records)
+    assert "segment_footer_made" in map(event_name, caplog.records)
     engine = open_engine(**SMALL)
     assert [one.id for one in engine.puller.pull(TOPIC, "third", max_messages=3)] == ["a0", "b0", "c0"]
-
-
-def test_index_files_can_be_read_by_their_owner_alone_as_the_segments(
-    open_engine: type_of_open, folder: Path, clock: ManualClock
-) -> None:
-    engine = open_engine(**SMALL)
-
-    busy_past(engine, clock)
-
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder / "messages").glob("*.index")}
-    assert modes == {0o600}
 
 
 def test_replay_begins_at_the_newest_checkpoint(
@@ -201,21 +188,20 @@ def test_replay_begins_at_the_newest_checkpoint(
     assert 0 < sum(map(len, replayed)) <= behind
 
 
-def test_without_index_files_only_the_segments_that_lack_them_are_read(
+def test_only_the_segments_without_an_intact_footer_are_read(
     open_engine: type_of_open, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(**SMALL)
     busy_past(engine, clock)
     engine.close()
-    paths = segment_paths(folder / "messages")
-    index_path(folder / "messages", int(paths[2].stem)).unlink()
-    decode, read = journal.decode_message, []
-    monkeypatch.setattr(journal, "decode_message", lambda payload: read.append(payload) or decode(payload))
+    paths = message_segments(folder)
+    flip_directory(footers_of(folder)[2])
+    decode, read = message_reader.decode_record, []
+    monkeypatch.setattr(message_reader, "decode_record", lambda payload: read.append(payload) or decode(payload))
 
     open_engine(**SMALL)
 
     assert 0 < sum(map(len, read)) < paths[2].stat().st_size + paths[-1].stat().st_size
-    assert index_path(folder / "messages", int(paths[2].stem)).exists()
 
 
 def test_what_is_in_memory_does_not_grow_with_what_is_stored(open_engine: type_of_open) -> None:
@@ -297,4 +283,4 @@ def test_dead_letters_are_there_after_a_restart_from_a_checkpoint(open_engine: t
 
     assert len(before[0]) == 30
     assert engine.admin.dead(TOPIC, GROUP) == before
-    assert engine.admin.redrive(TOPIC, GROUP) == 30
+    assert engine.dead_letters.redrive(TOPIC, GROUP) == 30

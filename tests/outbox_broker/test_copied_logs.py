@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from outbox_broker.engine.engine import Engine
-from outbox_core.journal.journal import HEADER_BYTES, segment_paths
+from outbox_core.journal.block import SEGMENT_HEAD_BYTES
 from outbox_core.messages.message import Message
+from tests.outbox_broker.message_log import NOTE, message_segments
 
 TOPIC, BACKUPS, GROUP = "orders", "backups", "billing"
 
@@ -29,13 +30,13 @@ def pull_ids(engine: Engine, topic: str = TOPIC) -> list[str]:
 
 def segment_of(folder: Path) -> Path:
     """The only segment of the message log."""
-    [path] = segment_paths(folder / "messages")
+    [path] = message_segments(folder)
     return path
 
 
 def copied(folder: Path) -> bytes:
     """The frames of the message log."""
-    return segment_of(folder).read_bytes()[HEADER_BYTES:]
+    return segment_of(folder).read_bytes()[SEGMENT_HEAD_BYTES:]
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 20, 150])
@@ -46,7 +47,7 @@ def test_a_publish_of_a_copy_that_a_kill_cuts_short_publishes_nothing_that_is_in
     publish(engine, TOPIC, b"first", b"second")
     publish(engine, BACKUPS, copied(folder) * 4)
     engine.close()
-    (folder / "messages" / "proven").unlink()  # it was killed
+    (folder / "messages" / NOTE).unlink()  # it was killed
     os.truncate(segment_of(folder), segment_of(folder).stat().st_size - cut_bytes)
 
     engine = open_engine()

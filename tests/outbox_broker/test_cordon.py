@@ -17,6 +17,7 @@ from tests.outbox_broker.killed_engine import RESERVE_BYTES, START_MS, KillingSt
 from tests.outbox_broker.test_engine_kills import told_in
 
 TOPIC, GROUP = "orders", "billing"
+IS_OF_FILES = True
 HOUR_MS = 3_600_000
 type_of_open = Callable[..., Engine]
 

@@ -51,10 +51,14 @@ def test_runs_are_added_and_taken_as_single_letters_would_be(
                 del model[one]
         else:
             first, count, attempts, reason, at_ms = step
-            for sequence in range(first, first + count):
-                if sequence not in model:
-                    letters.add(DeadRun(sequence, sequence + 1, attempts, reason, at_ms))
-                    model[sequence] = (attempts, reason, at_ms)
+            free = [sequence for sequence in range(first, first + at_ms * count, at_ms) if sequence not in model]
+            added = [DeadRun(sequence, sequence + 1, attempts, reason, at_ms) for sequence in free]
+            if attempts > 1:
+                letters.add_all(added)
+            else:
+                for run in added:
+                    letters.add(run)
+            model.update(dict.fromkeys(free, (attempts, reason, at_ms)))
 
         assert seen(letters) == model
         assert len(letters) == len(model)

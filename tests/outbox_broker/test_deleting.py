@@ -17,6 +17,7 @@ from outbox_core.journal.deletion_records import DeletedGroup, DeletedTopic
 from outbox_core.messages.message import GroupConfig, Message
 from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.failing_storage import HeldSyncs
+from tests.outbox_broker.message_log import flip_directory, flip_footer, footers_of
 from tests.outbox_broker.polling import until
 
 TOPIC, GROUP = "orders", "billing"
@@ -278,10 +279,10 @@ def test_a_topic_in_use_is_deleted_by_force_alone(engine: Engine, clock: ManualC
     engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     publish(engine, "later", deliver_at_ms=clock.now_ms() + HOUR_MS)
 
-    with pytest.raises(InUse, match="1 consumer groups and 1 scheduled messages"):
+    with pytest.raises(InUse, match="1 consumer groups, 1 scheduled and 0 recurring messages"):
         engine.deletion.delete_topic(TOPIC)
     engine.deletion.delete_group(TOPIC, GROUP)
-    with pytest.raises(InUse, match="0 consumer groups and 1 scheduled messages"):
+    with pytest.raises(InUse, match="0 consumer groups, 1 scheduled and 0 recurring messages"):
         engine.deletion.delete_topic(TOPIC)
     engine.publisher.cancel(["later"])
     engine.deletion.delete_topic(TOPIC)
@@ -317,7 +318,7 @@ def test_a_topic_that_is_made_again_goes_on_at_the_old_end(open_engine: type_of_
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_deleted_messages_do_not_come_back_from_index_files_and_checkpoints(
+def test_deleted_messages_do_not_come_back_from_footers_and_checkpoints(
     open_engine: type_of_open, folder: Path, is_kept: bool
 ) -> None:
     small = {"segment_bytes": 4096, "checkpoint_bytes": 4096}
@@ -332,10 +333,10 @@ def test_deleted_messages_do_not_come_back_from_index_files_and_checkpoints(
     for number in range(100):
         engine.admin.declare_group("other", "busy", GroupConfig(max_attempts=1 + number))
 
-    for index_files in ("kept", "removed"):
-        if index_files == "removed":
-            for path in (folder / "messages").glob("*.index"):
-                path.unlink()
+    for footers in ("kept", "damaged"):
+        if footers == "damaged":
+            for footer in footers_of(folder):
+                flip_directory(footer)
         engine = open_engine(**small)
         assert engine.admin.topics() == ([TOPIC, "other"] if is_kept else ["other"])
         if is_kept:
@@ -346,9 +347,7 @@ def test_deleted_messages_do_not_come_back_from_index_files_and_checkpoints(
     assert [one.id for one in engine.reader.read(TOPIC, offset=0).messages][-1:] == ["last"]
 
 
-def test_an_index_file_that_is_damaged_is_made_anew_beside_a_deleted_topic(
-    open_engine: type_of_open, folder: Path
-) -> None:
+def test_a_footer_that_is_damaged_is_made_anew_beside_a_deleted_topic(open_engine: type_of_open, folder: Path) -> None:
     engine = open_engine(segment_bytes=4096)
     for number in range(4):
         publish(engine, f"a{number}", size=700)
@@ -356,8 +355,8 @@ def test_an_index_file_that_is_damaged_is_made_anew_beside_a_deleted_topic(
     engine.deletion.delete_topic(TOPIC)
     publish(engine, "a9")
     engine = open_engine(segment_bytes=4096)
-    for path in (folder / "messages").glob("*.index"):
-        path.write_bytes(b"\xff" * path.stat().st_size)
+    for footer in footers_of(folder):
+        flip_footer(footer)
 
     assert [one.id for one in engine.puller.pull("other", GROUP)] == [f"b{number}" for number in range(4)]
     assert pull_ids(engine) == ["a9"]

@@ -11,10 +11,10 @@ import pytest
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.journal import journal
 from outbox_core.journal.dead_letter_records import Discarded
 from outbox_core.messages.message import DeadFilter, GroupConfig, Message
 from tests.outbox_broker.action_log import actions_of
+from tests.outbox_broker.message_log import message_segments
 
 TOPIC, GROUP = "orders", "billing"
 DAY_MS = 86_400_000
@@ -48,7 +48,7 @@ def test_what_is_discarded_is_gone_for_this_group_alone(open_engine: type_of_ope
 
     assert dead(engine) == ["m0", "m3"]
     assert engine.dead_letters.discard(TOPIC, GROUP, ids=["m1", "m2"], **BY) == 0, "a repeat finds nothing"
-    assert engine.admin.redrive(TOPIC, GROUP) == 2
+    assert engine.dead_letters.redrive(TOPIC, GROUP) == 2
     assert [one.id for one in engine.puller.pull(TOPIC, GROUP)] == ["m0", "m3"]
     assert len(engine.puller.pull(TOPIC, "others")) == 4
     assert engine.counters()["discarded", TOPIC, GROUP] == 2
@@ -95,7 +95,7 @@ def test_those_that_fit_are_counted_and_discarded(
 def test_all_of_a_group_are_discarded_those_of_damaged_records_too(open_engine: type_of_open, folder: Path) -> None:
     engine = open_engine()
     die(engine, "m0", "m1", "m2")
-    [path] = journal.segment_paths(folder / "messages")
+    [path] = message_segments(folder)
     data = bytearray(path.read_bytes())
     at = data.index(b"m1")
     engine.close()
@@ -141,6 +141,7 @@ def test_what_was_discarded_holds_no_segment_back(open_engine: type_of_open, fol
     engine = open_engine(
         segment_bytes=4096, checkpoint_bytes=4096, retention_ms=DAY_MS, retention_check_ms=10**15
     )  # fmt: skip
+    engine.admin.declare_group(TOPIC, "slow", GroupConfig())
     die(engine, "first")
     for batch in range(20):
         engine.publisher.publish([Message(id=f"m{batch}-{one}", topic=TOPIC, body=b"x" * 500) for one in range(8)])
@@ -148,12 +149,15 @@ def test_what_was_discarded_holds_no_segment_back(open_engine: type_of_open, fol
     clock.advance(DAY_MS)
     engine.publisher.publish([Message(id="new", topic=TOPIC, body=b"x")])
     pinned = engine.retention.drop_outdated()
-    segments = len(journal.segment_paths(folder / "messages"))
+    segments = len(message_segments(folder))
 
     engine.dead_letters.discard(TOPIC, GROUP, ids=["first"], **BY)
+    while found := engine.puller.pull(TOPIC, "slow", max_messages=1_000):
+        engine.settler.ack([one.receipt for one in found])
 
     assert pinned == 0
     assert engine.retention.drop_outdated() >= segments - 2 > 10
+    assert engine.cleaner.moved_messages == 0
 
 
 def test_a_discard_of_many_is_written_in_parts(open_engine: type_of_open, folder: Path) -> None:
@@ -170,7 +174,7 @@ def test_a_discard_of_many_is_written_in_parts(open_engine: type_of_open, folder
 def die_again(engine: Engine, clock: ManualClock, *, reason: str) -> None:
     """All dead letters are redriven, and the group gives up on them once more, later."""
     clock.advance(1_000)
-    engine.admin.redrive(TOPIC, GROUP)
+    engine.dead_letters.redrive(TOPIC, GROUP)
     engine.settler.nack([one.receipt for one in engine.puller.pull(TOPIC, GROUP)], delay_ms=0, reason=reason)
 
 

@@ -17,21 +17,25 @@ from pathlib import Path
 
 import pytest
 
+from outbox_broker.engine.dead_letter_operations import EditOperation
 from outbox_broker.engine.engine import Engine
 from outbox_broker.engine.timer import WOKEN_AGAIN_MS
 from outbox_broker.log.folder_lock import FolderLock
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
 from outbox_core.journal import journal
-from outbox_core.journal.journal import HEADER_BYTES, SegmentDamaged, SegmentHeader, SegmentKind, segment_paths
+from outbox_core.journal.block import SegmentHead, SegmentKind
+from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.messages.limits import CLOCK_DIFFERENCE_MS_MAX, DELAY_MAX_MS
-from outbox_core.messages.message import Delivery, GroupConfig, Message
+from outbox_core.messages.message import DeadEdit, Delivery, GroupConfig, Message
 from tests.fixtures.forks import FORKS
 from tests.outbox_broker.action_log import action_segments, damage_action, stored_actions
 from tests.outbox_broker.failing_storage import FailingStorage, HeldSyncs
+from tests.outbox_broker.message_log import message_segments, segments_of
 from tests.outbox_broker.open_files import open_files
 
 TOPIC, GROUP = "orders", "billing"
+EDIT, OPERATION = DeadEdit(headers={"region": "eu"}), EditOperation(name="op", by="ops", why="typo")
 HOUR_MS = 3_600_000
 WAIT_MS = 60_000
 """Longer than any test lets pass: what ends such a wait is an event."""
@@ -102,7 +106,9 @@ def test_a_full_disk_refuses_a_publish_and_takes_it_when_there_is_room(open_engi
     assert pull_ids(engine) == ["before", "a", "b"]
 
 
-@pytest.mark.parametrize("what", ["pull", "ack", "nack", "extend", "cancel", "pause", "seek", "redrive", "discard"])
+@pytest.mark.parametrize(
+    "what", ["pull", "ack", "nack", "extend", "cancel", "pause", "seek", "redrive", "discard", "edit"]
+)
 def test_a_full_disk_refuses_an_action_and_changes_nothing(
     open_engine: type_of_open, clock: ManualClock, what: str
 ) -> None:
@@ -122,8 +128,9 @@ def test_a_full_disk_refuses_an_action_and_changes_nothing(
         "cancel": lambda: engine.publisher.cancel(["later"]),
         "pause": lambda: engine.admin.pause(TOPIC, GROUP, paused=True),
         "seek": lambda: engine.admin.seek(TOPIC, GROUP, to_offset=0),
-        "redrive": lambda: engine.admin.redrive(TOPIC, GROUP),
+        "redrive": lambda: engine.dead_letters.redrive(TOPIC, GROUP),
         "discard": lambda: engine.dead_letters.discard(TOPIC, GROUP, by="ops", why="wrong"),
+        "edit": lambda: engine.dead_letters.edit(TOPIC, GROUP, {"dead": EDIT}, operation=OPERATION),
     }[what]
     storage.room_bytes = 3
 
@@ -300,9 +307,9 @@ def test_a_full_disk_on_opening_is_told_as_such_and_the_folder_let_go(folder: Pa
 def test_a_refused_opening_keeps_no_descriptor(engine: Engine, folder: Path) -> None:
     publish(engine, "a", "b")
     engine.close()
-    [segment] = segment_paths(folder / "messages")
-    other = SegmentHeader(kind=SegmentKind.ACTIONS, first_offset=0, created_at_ms=0).encode()
-    segment.write_bytes(other + segment.read_bytes()[HEADER_BYTES:])
+    [segment] = message_segments(folder)
+    other = SegmentHead(kind=SegmentKind.ACTIONS, epoch=1, first=0, created_at_ms=0).encode()
+    segment.write_bytes(other + segment.read_bytes()[len(other) :])
 
     with pytest.raises(SegmentDamaged):
         Engine.open(folder)
@@ -322,6 +329,8 @@ def test_a_data_folder_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> No
 def test_a_sync_that_fails_on_closing_is_raised_and_the_folder_let_go(folder: Path, clock: ManualClock) -> None:
     storage = FailingStorage()
     engine = Engine.open(folder, clock=clock, storage=storage)
+    publish(engine, "a")
+    assert pull_one(engine).id == "a"  # which is not synced
     storage.fail("sync")
 
     with pytest.raises(StorageFailed):
@@ -343,14 +352,16 @@ def test_a_sync_that_fails_on_closing_is_raised_and_the_folder_let_go(folder: Pa
         lambda engine: engine.admin.declare_group(TOPIC, GROUP, GroupConfig()),
         lambda engine: engine.admin.seek(TOPIC, GROUP, to_offset=0),
         lambda engine: engine.admin.pause(TOPIC, GROUP, paused=True),
-        lambda engine: engine.admin.redrive(TOPIC, GROUP),
+        lambda engine: engine.dead_letters.redrive(TOPIC, GROUP),
+        lambda engine: engine.dead_letters.stop_redrive(TOPIC, GROUP, by="ops"),
         lambda engine: engine.admin.dead(TOPIC, GROUP),
         lambda engine: engine.dead_letters.count(TOPIC, GROUP),
         lambda engine: engine.dead_letters.discard(TOPIC, GROUP, by="ops", why="wrong"),
+        lambda engine: engine.dead_letters.edit(TOPIC, GROUP, {"a": EDIT}, operation=OPERATION),
         lambda engine: engine.check_ready(),
     ],
-    ids=["publish", "pull", "ack", "nack", "extend", "cancel", "declare", "seek", "pause", "redrive", "dead", "count",
-         "discard", "ready"],
+    ids=["publish", "pull", "ack", "nack", "extend", "cancel", "declare", "seek", "pause", "redrive", "stop", "dead",
+         "count", "discard", "edit", "ready"],
 )  # fmt: skip
 def test_a_closed_engine_refuses(engine: Engine, call: Callable[[Engine], object]) -> None:
     make_dead(engine, "a")
@@ -369,7 +380,7 @@ def test_everything_is_there_over_many_small_segments(open_engine: type_of_open,
     taken = [pull_one(engine) for _ in range(100)]
     for one in taken:
         engine.settler.ack([one.receipt])
-    assert len(segment_paths(folder / "messages")) > 3
+    assert len(message_segments(folder)) > 3
     assert len(action_segments(folder)) >= 3
 
     engine = open_engine(segment_bytes=4096)
@@ -403,7 +414,6 @@ def test_a_torn_tail_of_either_log_is_recovered_at_every_byte(
         assert engine.settler.ack(receipts) == [first, "acked"], size
         assert pull_ids(engine) == ["c"], size
         engine.close()
-        segment_paths(folder / "messages")[0].write_bytes(segment_paths(folder / "messages")[0].read_bytes())
         for name in ("messages", "actions"):
             restore(folder, name, whole if name == log else None, sizes[name][1])
 
@@ -455,7 +465,7 @@ def test_a_damaged_record_becomes_a_dead_letter_and_the_others_flow(engine: Engi
 
     [letter], _ = engine.admin.dead(TOPIC, GROUP)
     assert "damaged" in letter.reason
-    assert engine.admin.redrive(TOPIC, GROUP) == 0, "it cannot be sent again: its bytes are gone"
+    assert engine.dead_letters.redrive(TOPIC, GROUP) == 0, "it cannot be sent again: its bytes are gone"
     assert engine.admin.group_figures(TOPIC, GROUP)["dead"] == 1
 
 
@@ -704,15 +714,15 @@ def test_a_dead_letter_is_redriven_once_into_a_new_life(open_engine: type_of_ope
     engine = open_engine()
     [dead_a, dead_b] = make_dead(engine, "a", "b")
 
-    assert engine.admin.redrive(TOPIC, GROUP, ids=["a", "a", "nobody"]) == 1
-    assert engine.admin.redrive(TOPIC, GROUP, ids=["a"]) == 0
+    assert engine.dead_letters.redrive(TOPIC, GROUP, ids=["a", "a", "nobody"]) == 1
+    assert engine.dead_letters.redrive(TOPIC, GROUP, ids=["a"]) == 0
 
     engine = open_engine()
     again = pull_one(engine)
     assert (again.id, again.attempt) == ("a", 1)
     assert engine.settler.ack([dead_a.receipt, dead_b.receipt, again.receipt]) == ["stale", "stale", "acked"]
     assert [one.id for one in engine.admin.dead(TOPIC, GROUP)[0]] == ["b"]
-    assert engine.admin.redrive(TOPIC, GROUP) == 1
+    assert engine.dead_letters.redrive(TOPIC, GROUP) == 1
 
 
 def test_a_message_whose_last_attempt_ran_out_is_redriven_with_the_dead(engine: Engine, clock: ManualClock) -> None:
@@ -721,7 +731,7 @@ def test_a_message_whose_last_attempt_ran_out_is_redriven_with_the_dead(engine: 
     pull_one(engine, invisible_ms=10)
     clock.advance(10)
 
-    assert engine.admin.redrive(TOPIC, GROUP) == 1
+    assert engine.dead_letters.redrive(TOPIC, GROUP) == 1
 
     assert pull_one(engine).attempt == 1
 
@@ -858,15 +868,15 @@ def test_a_group_that_reads_from_the_disk_keeps_nobody_else_waiting(
 ) -> None:
     publish(engine, *(f"m{number}" for number in range(5)))
     reading, go_on = threading.Event(), threading.Event()
-    read_span = engine.context.messages.read_span
+    read = engine.context.messages.read
 
     def slow_span(offset: int, size_bytes: int) -> bytes:
         if threading.current_thread().name.startswith("slow"):
             reading.set()
             assert go_on.wait(120)
-        return read_span(offset, size_bytes)
+        return read(offset, size_bytes)
 
-    monkeypatch.setattr(engine.context.messages, "read_span", slow_span)
+    monkeypatch.setattr(engine.context.messages, "read", slow_span)
     with ThreadPoolExecutor(1, "slow") as pool:
         slow = pool.submit(engine.puller.pull, TOPIC, "slow")
         assert reading.wait(120)
@@ -887,14 +897,14 @@ def test_what_is_settled_or_moved_while_a_pull_reads_it_is_not_handed_out(
     engine.settler.nack([delivery.receipt for delivery in held], delay_ms=0)
     held = pull(engine)
     engine.settler.nack([held[0].receipt, held[2].receipt], delay_ms=0)
-    read_span, meanwhile = engine.context.messages.read_span, [lambda: engine.settler.ack([held[1].receipt])]
+    read, meanwhile = engine.context.messages.read, [lambda: engine.settler.ack([held[1].receipt])]
 
     def span(offset: int, size_bytes: int) -> bytes:
         while meanwhile:
             assert meanwhile.pop()() == ["acked"]
-        return read_span(offset, size_bytes)
+        return read(offset, size_bytes)
 
-    monkeypatch.setattr(engine.context.messages, "read_span", span)
+    monkeypatch.setattr(engine.context.messages, "read", span)
 
     assert pull_ids(engine) == ["a", "c"]
     assert engine.admin.group_figures(TOPIC, GROUP)["in_flight"] == 2
@@ -906,14 +916,14 @@ def test_what_is_acknowledged_late_while_a_pull_reads_it_is_not_handed_out_again
     publish(engine, "a", "b")
     held = pull(engine, invisible_ms=10)
     clock.advance(20)
-    read_span, meanwhile = engine.context.messages.read_span, [lambda: engine.settler.ack([held[0].receipt])]
+    read, meanwhile = engine.context.messages.read, [lambda: engine.settler.ack([held[0].receipt])]
 
     def span(offset: int, size_bytes: int) -> bytes:
         while meanwhile:
             assert meanwhile.pop()() == ["acked"]
-        return read_span(offset, size_bytes)
+        return read(offset, size_bytes)
 
-    monkeypatch.setattr(engine.context.messages, "read_span", span)
+    monkeypatch.setattr(engine.context.messages, "read", span)
 
     assert [*pull_ids(engine), *pull_ids(engine)] == ["b"]
     assert meanwhile == []
@@ -1405,7 +1415,7 @@ def test_a_long_poll_wakes_on_a_redrive(engine: Engine, consume: Callable[[], Co
     make_dead(engine, "a")
     consumer = consume()
 
-    engine.admin.redrive(TOPIC, GROUP)
+    engine.dead_letters.redrive(TOPIC, GROUP)
 
     assert consumer.got() == ["a"]
 
@@ -1543,7 +1553,7 @@ def test_many_consumers_get_each_message_once(engine: Engine) -> None:
 
 
 def only_segment(folder: Path, log: str) -> Path:
-    [segment] = action_segments(folder) if log == "actions" else segment_paths(folder / log)
+    [segment] = segments_of(folder, log)
     return segment
 
 
@@ -1566,7 +1576,7 @@ def damage(folder: Path, needle: bytes) -> None:
 
 def flip(folder: Path, old: bytes, new: bytes) -> None:
     """Put other bytes in the place of the first that are these, in the file as it stands."""
-    [segment] = segment_paths(folder / "messages")
+    [segment] = message_segments(folder)
     position = segment.read_bytes().index(old)
     with segment.open("r+b") as file:
         file.seek(position)
@@ -1592,3 +1602,12 @@ def test_a_folder_is_free_again_where_an_open_gets_no_more_threads(
 
     assert [thread.name for thread in started if thread.is_alive()] == []
     Engine.open(folder, clock=clock).close()
+
+
+def test_a_batch_that_no_block_of_the_log_can_hold_is_refused_with_its_limit(engine: Engine) -> None:
+    batch = [Message(id=f"m{number}", topic=TOPIC, body=b"") for number in range(65_536)]
+
+    with pytest.raises(InvalidMessage, match="at most 65,535 messages, not 65,536; publish it in several"):
+        engine.publisher.publish(batch)
+
+    assert len(engine.publisher.publish(batch[1:])) == 65_535

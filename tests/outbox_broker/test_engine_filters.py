@@ -163,7 +163,7 @@ def test_a_dead_letter_is_redriven_whatever_the_filter_has_become(engine: Engine
     engine.settler.nack([one.receipt for one in engine.puller.pull(TOPIC, GROUP)], reason="broken")
 
     declare(engine, "type = 'made'")
-    engine.admin.redrive(TOPIC, GROUP)
+    engine.dead_letters.redrive(TOPIC, GROUP)
 
     assert pull_ids(engine) == ["paid-0"]
 

@@ -20,20 +20,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.dead_letter_operations import EditOperation
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage, StorageFailed
-from outbox_core.messages.message import GroupConfig, Message
+from outbox_core.common.rate_limit import RateLimit
+from outbox_core.messages.ids import edited_id
+from outbox_core.messages.message import DeadEdit, GroupConfig, Message
 from tests.outbox_broker.action_log import action_segments
 from tests.outbox_broker.powered_storage import PoweredStorage
 
 TOPIC, GROUP = "orders", "billing"
 ATTEMPTS_MAX = 3
 BACKOFF_MS = 100
+REDRIVE_PER_SECOND = EngineOptions().redrive_per_second
 SEEDS = st.integers(0, 1 << 16)
 BACK = st.integers(0, 5)
 IDS = st.sampled_from([f"m{number}" for number in range(12)])
-OPTIONS = EngineOptions(segment_bytes=4096, schedule_memory_messages_max=2, reserve_bytes=4096)
+OPTIONS = EngineOptions(
+    segment_bytes=4096, schedule_memory_messages_max=2, reserve_bytes=4096, retention_ms=1, retention_check_ms=10**15
+)
 KEYS = {"m0": "a", "m1": "b", "m2": "a", "m4": "a", "m5": "b", "m6": "a", "m8": "b", "m9": "a"}
 """The others have none."""
 type_of_held = tuple[int, int, int]
@@ -50,6 +56,8 @@ class Entry:
     in_flight: bool = False
     life: int = 0
     redriven: bool = False
+    used_before: int = 0
+    """Of a redriven one: the attempts with which it was dead."""
     together: int = 1
     counts: bool = True
 
@@ -81,6 +89,14 @@ class Model:
     ordered: bool = False
     passed: list[int] = field(default_factory=list)
     fresh_first: bool = False
+    pace: RateLimit = field(default_factory=RateLimit)
+    start: int = 0
+    """The first that retention has not dropped from the topic."""
+    edited: dict[int, str] = field(default_factory=dict)
+    """What an operator made of a message, by its sequence, until it is settled: the id, which is the body, too."""
+
+    def name(self, sequence: int) -> str:
+        return self.edited.get(sequence, self.stored[sequence])
 
     def publish(self, message_id: str, due_ms: int, now_ms: int) -> str:
         if message_id in self.known:
@@ -144,7 +160,7 @@ class Model:
             entry.used = entry.used_by_now
             entry.deliveries, entry.in_flight, entry.visible_ms = entry.deliveries + 1, True, now_ms + invisible_ms
             entry.together, entry.counts = len(found), len(found) == 1 and not begins
-            out.append((self.stored[sequence], entry.used + 1, (sequence, entry.deliveries, entry.life)))
+            out.append((self.name(sequence), entry.used + 1, (sequence, entry.deliveries, entry.life)))
         return out
 
     def chosen(self, count: int, now_ms: int, *, begins: bool) -> list[int]:
@@ -194,6 +210,7 @@ class Model:
     def ack(self, held: type_of_held) -> str:
         if self.newest(held):
             del self.unsettled[held[0]]
+            self.edited.pop(held[0], None)
             return "acked"
         if held[0] in self.unsettled or held[0] in self.dead or held[2] < self.sought_in:
             return "stale"
@@ -213,25 +230,60 @@ class Model:
         entry.used, entry.in_flight, entry.visible_ms = used, False, now_ms + delay_ms
         return "requeued"
 
-    def redrive(self, now_ms: int) -> int:
+    def redrive(self, now_ms: int, per_second: int) -> int:
         self.bury_expired(now_ms)
         dead, self.dead = self.dead, {}
         self.life += bool(dead)
-        self.unsettled.update({sequence: Entry(now_ms, life=self.life, redriven=True) for sequence in dead})
+        for sequence, used in sorted(dead.items()):
+            ready_ms, _ = self.pace.next_ms(now_ms, per_second=per_second, count_max=1)
+            self.unsettled[sequence] = Entry(ready_ms, life=self.life, redriven=True, used_before=used)
         return len(dead)
+
+    def stop_redrive(self, now_ms: int) -> int:
+        waiting = {
+            sequence: entry.used_before
+            for sequence, entry in self.unsettled.items()
+            if entry.redriven and not entry.deliveries and entry.visible_ms > now_ms
+        }
+        for sequence in waiting:
+            del self.unsettled[sequence]
+        self.dead.update(waiting)
+        if waiting:
+            self.pace.withdraw(now_ms)
+        return len(waiting)
 
     def discard(self, message_ids: list[str], now_ms: int) -> int:
         self.bury_expired(now_ms)
-        discarded = [sequence for sequence in self.dead if self.stored[sequence] in message_ids]
+        discarded = [sequence for sequence in self.dead if self.name(sequence) in message_ids]
         for sequence in discarded:
             del self.dead[sequence]
+            self.edited.pop(sequence, None)
         return len(discarded)
 
+    def edit(self, new_ids: dict[str, str], now_ms: int) -> int:
+        self.bury_expired(now_ms)
+        edited = {sequence: new_ids[self.name(sequence)] for sequence in self.dead if self.name(sequence) in new_ids}
+        self.life += bool(edited)
+        for sequence, new_id in edited.items():
+            used = self.dead.pop(sequence)
+            self.unsettled[sequence] = Entry(now_ms, life=self.life, redriven=True, used_before=used)
+            self.edited[sequence] = new_id
+        return len(edited)
+
     def seek(self, position: int) -> None:
+        """From there on, also what is not settled of what is not in the topic any more."""
         self.life += 1
-        self.position, self.sought_in, self.unsettled = min(position, len(self.stored)), self.life, {}
+        self.position, self.sought_in = max(position, self.start), self.life
+        kept = [sequence for sequence in (*self.unsettled, *self.passed) if position <= sequence < self.position]
+        # Redriven, since the order of keys does not apply to them either.
+        self.unsettled = {sequence: Entry(0, life=self.life, redriven=True) for sequence in kept}
         self.dead = {sequence: used for sequence, used in self.dead.items() if sequence < self.position}
+        self.edited = {one: new_id for one, new_id in self.edited.items() if one in self.dead or one in kept}
         self.passed = []
+
+    def is_gone(self, message_id: str) -> bool:
+        """Whether it was dropped from its topic: a restart forgets that there was one of this id."""
+        return message_id in self.stored[: self.start]
 
     def forget_hand_outs(self, synced: Model) -> None:
         """Go back to what the action log was synced with: since then came hand-outs, which nobody answers for."""
@@ -248,7 +300,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.place = Path(self.end.enter_context(tempfile.TemporaryDirectory()))
         self.clock = ManualClock()
         self.model, self.synced = Model(ordered=ordered), Model(ordered=ordered)
-        self.lives = 0
+        self.lives = self.edits = self.fillers = 0
         self.open()
         config = GroupConfig(max_attempts=ATTEMPTS_MAX, backoff_initial_ms=BACKOFF_MS, ordered=ordered)
         self.engine.admin.declare_group(TOPIC, GROUP, config)
@@ -259,6 +311,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(batch=st.lists(st.tuples(IDS, st.sampled_from([0, 0, 50, 51, 400])), min_size=1, max_size=4))
     def publish(self, batch: list[tuple[str, int]]) -> None:
         now_ms = self.clock.now_ms()
+        batch = [(one, ms) for one, ms in batch if not self.model.is_gone(one)]
         results = self.engine.publisher.publish(
             [Message(id=one, topic=TOPIC, body=one.encode(), key=KEYS.get(one),
                      deliver_at_ms=now_ms + ms if ms else None) for one, ms in batch]
@@ -268,7 +321,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4), invisible_ms=st.sampled_from([50, 100]), begins=st.booleans())
     def pull(self, count: int, invisible_ms: int, begins: bool) -> None:
         found = self.engine.puller.pull(TOPIC, GROUP, max_messages=count, invisible_ms=invisible_ms, begins=begins)
-        in_flight = {self.model.stored[sequence] for sequence, one in self.model.unsettled.items() if one.in_flight}
+        in_flight = {self.model.name(sequence) for sequence, one in self.model.unsettled.items() if one.in_flight}
         expected = self.model.pull(count, self.clock.now_ms(), invisible_ms, begins=begins)
         assert [(one.id, one.attempt, one.body, one.expired) for one in found] == [
             (message_id, attempt, message_id.encode(), message_id in in_flight) for message_id, attempt, _ in expected
@@ -309,19 +362,26 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(ids=st.lists(IDS, min_size=1, max_size=3))
     def cancel(self, ids: list[str]) -> None:
+        ids = [one for one in ids if not self.model.is_gone(one)]
         known = [self.model.cancel(one) for one in ids]
         assert self.engine.publisher.cancel(ids) == known
 
-    @rule(ms=st.sampled_from([1, 49, 50, 50, 100, 100]))
+    @rule(ms=st.sampled_from([1, 49, 50, 50, 100, 100, 1_000]))
     def pass_time(self, ms: int) -> None:
         self.clock.advance(ms)
         self.engine.publisher.cancel([])  # fires what is due, as the timer does at about the same time
         self.model.fire(self.clock.now_ms())
 
+    @rule(per_second=st.sampled_from([None, 1, 2]))
+    def redrive(self, per_second: int | None) -> None:
+        count = self.engine.dead_letters.redrive(TOPIC, GROUP, per_second=per_second)
+        assert count == self.model.redrive(self.clock.now_ms(), per_second or REDRIVE_PER_SECOND)
+        self.answered(count > 0)
+
     @rule()
-    def redrive(self) -> None:
-        count = self.engine.admin.redrive(TOPIC, GROUP)
-        assert count == self.model.redrive(self.clock.now_ms())
+    def stop_redrive(self) -> None:
+        count = self.engine.dead_letters.stop_redrive(TOPIC, GROUP, by="ops")
+        assert count == self.model.stop_redrive(self.clock.now_ms())
         self.answered(count > 0)
 
     @rule(ids=st.lists(IDS, min_size=1, max_size=6))
@@ -329,6 +389,22 @@ class EngineMachine(RuleBasedStateMachine):
         count = self.engine.dead_letters.discard(TOPIC, GROUP, ids=ids, by="ops", why="wrong")
         assert count == self.model.discard(ids, self.clock.now_ms())
         self.answered(count > 0)
+
+    @rule(ids=st.lists(IDS, min_size=1, max_size=4), back=BACK)
+    def edit(self, ids: list[str], back: int) -> None:
+        """Of what was published, and of what an edit made of it before; then once more, which changes nothing."""
+        self.edits += 1
+        operation = EditOperation(name=f"op-{self.edits}", by="ops", why="typo")
+        ids = [*dict.fromkeys(ids), *list(self.model.edited.values())[-back:]]
+        new_ids = {one: edited_id(operation.name, TOPIC, GROUP, one) for one in ids}
+        edits = {one: DeadEdit(body=new_id.encode()) for one, new_id in new_ids.items()}
+        results = self.engine.dead_letters.edit(TOPIC, GROUP, edits, operation=operation)
+        count = self.model.edit(new_ids, self.clock.now_ms())
+        assert [one.new_id for one in results if one.new_id] == [
+            new_ids[one] for one in ids if new_ids[one] in self.model.edited.values()
+        ]
+        self.answered(count > 0)
+        assert self.engine.dead_letters.edit(TOPIC, GROUP, edits, operation=operation) == results
 
     @rule(position=st.integers(0, 12))
     def seek(self, position: int) -> None:
@@ -339,6 +415,20 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.admin.seek(TOPIC, GROUP, to_offset=position)
         self.model.seek(position)
         self.answered(True)
+
+    @rule(pulls=st.integers(0, 4))
+    def drop_what_is_old(self, pulls: int) -> None:
+        """What the group may still get is moved out of the way, and what it has not got yet stays."""
+        for _ in range(pulls):
+            self.pull(4, 100, begins=True)
+        self.engine.context.messages.roll()
+        self.fillers += 1
+        self.publish([(f"filler-{self.fillers}", 0)])
+        self.pass_time(1)
+        self.engine.retention.drop_outdated()
+        start = self.engine.context.state.topic(TOPIC).index.start
+        assert self.model.start <= start <= max(self.model.position, self.model.start)
+        self.model.start = start
 
     @rule(paused=st.booleans(), restarted=st.booleans())
     def pause(self, paused: bool, restarted: bool) -> None:
@@ -379,7 +469,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(ids=st.lists(IDS, min_size=1, max_size=4, unique=True), is_kill=st.booleans(), seed=SEEDS)
     def fail_a_publish(self, ids: list[str], is_kill: bool, seed: int) -> None:
         """What was not answered may be there or not: some of the batch, from its first on."""
-        new = [one for one in ids if one not in self.model.known | self.model.canceled]
+        new = [one for one in ids if one not in self.model.known | self.model.canceled]  # nor gone, since known
         if not new:
             return
         self.storage.fails = True
@@ -401,6 +491,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(offset=st.integers(0, 12), count=st.integers(1, 4))
     def read(self, offset: int, count: int) -> None:
         found = self.engine.reader.read(TOPIC, offset=offset, max_messages=count)
+        offset = max(offset, self.model.start)
         end = min(max(offset, len(self.model.stored)), offset + count)
         assert [one.id for one in found.messages] == self.model.stored[offset:end]
         assert found.next_offset == min(end, len(self.model.stored))
@@ -414,7 +505,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert 0 < len(page) <= limit
             letters += page
         assert [(one.id, one.attempts) for one in letters] == [
-            (self.model.stored[sequence], used) for sequence, used in sorted(self.model.dead.items())
+            (self.model.name(sequence), used) for sequence, used in sorted(self.model.dead.items())
         ]
 
     def open(self) -> None:

@@ -19,10 +19,13 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.schedule.levels import BUCKETS_MAX
 from outbox_core.common.clock import ManualClock, SystemClock
+from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
+from outbox_core.journal.block import VERSION, FrameKind
 from outbox_core.messages.limits import DELAY_MAX_MS
-from outbox_core.messages.message import GroupConfig, Message
+from outbox_core.messages.message import GroupConfig, Message, Record
 from tests.outbox_broker.action_log import actions_of
+from tests.outbox_broker.message_log import message_segments, messages_of
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -282,17 +285,14 @@ def test_a_folder_of_another_version_is_refused_and_told_what_to_do(open_engine:
     engine = open_engine()
     publish(engine, "a")
     engine.close()
-    [path] = journal.segment_paths(folder / "messages")
+    [path] = message_segments(folder)
     data = bytearray(path.read_bytes())
-    other = journal.VERSION + 1
+    other = VERSION + 1
     struct.pack_into("<H", data, 8, other)
-    struct.pack_into("<I", data, 28, google_crc32c.value(bytes(data[:28])))
+    struct.pack_into("<I", data, 36, google_crc32c.value(bytes(data[:36])))
     path.write_bytes(data)
 
-    with pytest.raises(
-        journal.SegmentDamaged,
-        match=f"version {other}; this code reads version {journal.VERSION}: drain it",
-    ):
+    with pytest.raises(ConfigurationError, match=f"format {other} .*this version reads format {VERSION}: upgrade"):
         open_engine()
 
 
@@ -377,14 +377,9 @@ class FailingActions(DiskStorage):
         super().write(descriptor, data, position=position)
 
 
-def records(folder: Path, copy: journal.Copy) -> list[journal.MessageRecord]:
-    """What the message log has of this kind."""
-    return [
-        record
-        for path in journal.segment_paths(folder / "messages")
-        for frame in journal.read_segment(path)[1]
-        if (record := journal.decode_message(frame.payload)).copy == copy
-    ]
+def records(folder: Path, kind: FrameKind) -> list[tuple[int, Record, int]]:
+    """What the message log has of this kind: number, message, and when it was stored."""
+    return [(one.number, one.record, one.stored_at_ms) for one in messages_of(folder) if one.kind == kind]
 
 
 @pytest.mark.parametrize("start_ms", [1 << 31, 1_800_000_000_000], ids=["short times", "today"])
@@ -409,23 +404,29 @@ def test_what_falls_due_is_recorded_as_it_was_published_and_noted_when_it_came(
     engine.close()
 
     notes = [
-        journal.MessageRecord(
-            sequence=None, id=one.id, topic=one.topic, key=one.key, headers={}, body=hashlib.sha256(one.body).digest(),
-            created_at_ms=one.created_at_ms or start_ms, stored_at_ms=start_ms, deliver_at_ms=one.deliver_at_ms,
-            copy=journal.SCHEDULED,
+        (
+            number,
+            Record(
+                id=one.id, topic=one.topic, key=one.key, body=hashlib.sha256(one.body).digest(),
+                created_at_ms=one.created_at_ms or start_ms, deliver_at_ms=one.deliver_at_ms,
+            ),
+            start_ms,
         )
-        for one in batch
+        for number, one in enumerate(batch)
     ]  # fmt: skip
     due = [
-        journal.MessageRecord(
-            sequence=sequence, id=one.id, topic=one.topic, key=one.key, headers=dict(one.headers), body=one.body,
-            created_at_ms=one.created_at_ms or start_ms, stored_at_ms=start_ms + HOUR_MS,
-            deliver_at_ms=one.deliver_at_ms, copy=journal.FIRED_COPY,
+        (
+            sequence,
+            Record(
+                id=one.id, topic=one.topic, key=one.key, headers=dict(one.headers), body=one.body,
+                created_at_ms=one.created_at_ms or start_ms, deliver_at_ms=one.deliver_at_ms,
+            ),
+            start_ms + HOUR_MS,
         )
         for sequence, one in enumerate(sorted(batch, key=lambda one: one.deliver_at_ms or 0), 1)
     ]  # fmt: skip
-    assert records(folder, journal.SCHEDULED) == notes
-    assert records(folder, journal.FIRED_COPY) == due
+    assert records(folder, FrameKind.SCHEDULED) == notes
+    assert records(folder, FrameKind.DISPATCHED) == due
 
 
 def test_each_topic_of_a_batch_is_told_once_where_the_action_log_fails_between_two(
@@ -493,7 +494,7 @@ def test_a_scheduled_message_and_its_note_are_synced_beside_each_other(
     assert publish(engine, "later", deliver_at_ms=clock.now_ms() + HOUR_MS) == ["stored"]
 
     storage.is_armed = False
-    assert engine.context.messages.durable_end == engine.context.messages.end
+    assert engine.context.messages.committed == engine.context.messages.end
 
 
 def test_who_finds_anything_does_not_wait_for_what_is_due(open_engine: type_of_open, clock: ManualClock) -> None:

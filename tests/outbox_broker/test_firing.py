@@ -11,9 +11,9 @@ import pytest
 
 from outbox_broker.engine import dispatcher
 from outbox_broker.engine.engine import Engine
-from outbox_broker.state.scheduled_message_encoding import dispatched_records
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
+from outbox_core.journal.block import Framed, FrameKind, framed
 from outbox_core.messages.message import GroupConfig, Message
 from tests.outbox_broker.failing_storage import FailingStorage
 from tests.outbox_broker.polling import until
@@ -49,14 +49,14 @@ class CopyingOnce:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_left = True
         self.refused = threading.Event()
-        monkeypatch.setattr(dispatcher, "dispatched_records", self.copy)
+        monkeypatch.setattr(dispatcher, "framed", self.copy)
 
-    def copy(self, payloads: Sequence[bytes], **places: int) -> list[bytes]:
+    def copy(self, kind: FrameKind, numbers: range, payloads: Sequence[bytes]) -> Framed:
         if not self._is_left:
             self.refused.set()
             raise StorageFailed("the message log is refusing")
         self._is_left = False
-        return dispatched_records(payloads, **places)
+        return framed(kind, numbers, payloads)
 
 
 def test_while_what_is_placed_cannot_be_ended_nothing_more_is_placed_and_then_all_comes_in_order(

@@ -14,6 +14,7 @@ from outbox_core.messages.message import Message
 from outbox_core.runtime.command import main
 
 TOPIC, GROUP = "orders", "billing"
+IS_OF_FILES = True
 NEWER = {"format": 1_000, "opened_by": 1_000, "release": "9.0"}
 OLDER = {"format": 0, "opened_by": 0, "release": "0.0"}
 type_of_open = Callable[..., Engine]

@@ -7,6 +7,7 @@ import pytest
 from outbox_broker.group.consumer_group import Death, DeathCause, DeliveryRun, Group, Requeue
 from outbox_broker.group.in_flight import InFlightRun
 from outbox_broker.group.receipt import Receipt
+from outbox_broker.log.topic_index import DAMAGED
 from outbox_core.messages.message import AckStatus, GroupConfig
 
 
@@ -233,6 +234,58 @@ def test_a_seek_back_takes_dead_letters_ahead_of_it_along() -> None:
     group.seek(1, generation=1)
 
     assert [(one.first, one.end) for one in group.dead] == [(0, 1)]
+
+
+def test_what_is_not_moved_is_held_although_what_is_behind_it_was() -> None:
+    """As where the action is lost that settled it, and it is open again."""
+    group = group_of()
+    deliver(group, 0, 1, 2, visible_at_ms=10)
+    group.move_aside([(0, 500, 20, 7), (2, 520, 20, 7)], moved_to=3)
+
+    assert (group.oldest(), group.moved_to) == (0, 0)
+    assert list(group.open_in_topic(0, 3)) == [(1, 2)]
+
+    group.ack(1)
+    group.move_aside([], moved_to=3)
+
+    assert (group.oldest(), group.moved_to, [place.offset for _, place in group.aside.before(510)]) == (3, 3, [500])
+
+
+def test_nothing_is_moved_from_where_a_group_has_not_come_yet() -> None:
+    """As where a kill takes a position back that no action has: what a filter passed over."""
+    group = group_of()
+    deliver(group, 0, visible_at_ms=10)
+    group.move_aside([(0, 500, 20, 7), (5, 520, 20, 7)], moved_to=9)
+
+    assert (group.moved_to, set(group.aside.sequences)) == (1, {0})
+
+    deliver(group, 1, visible_at_ms=10)
+    group.ack(0)
+
+    assert (group.oldest(), len(group.aside)) == (1, 0)
+
+
+def test_a_copy_that_a_power_failure_took_is_forgotten_and_what_it_was_copied_from_is_held_again() -> None:
+    group = group_of()
+    deliver(group, 0, 1, 2, visible_at_ms=10)
+    group.move_aside([(0, 500, 20, 7), (1, 520, 20, 7), (2, DAMAGED, 0, 7)], moved_to=3)
+
+    group.forget_aside_behind(520)
+
+    assert (set(group.aside.sequences), group.moved_to, group.oldest()) == ({0, 2}, 1, 1)
+
+
+def test_places_are_in_the_order_of_their_offsets_however_they_come() -> None:
+    group = group_of()
+    deliver(group, 0, 1, 2, visible_at_ms=10)
+    group.move_aside([(2, 900, 20, 7)], moved_to=0)
+    group.move_aside([(1, 500, 20, 7)], moved_to=0)
+    group.move_aside([(0, 700, 20, 7)], moved_to=3)
+
+    assert [place.offset for _, place in group.aside.before(900)] == [500, 700]
+    assert [one for one, _ in group.aside.before(900)] == [1, 0]
+    assert group.drop_before(3, offset=800) == 2
+    assert set(group.aside.sequences) == {2}
 
 
 @pytest.mark.parametrize(

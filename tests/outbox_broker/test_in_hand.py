@@ -126,7 +126,7 @@ def test_what_was_redriven_and_is_not_ready_yet_takes_no_room(open_engine: type_
     publish(engine, 12)
     for _ in range(2):
         engine.settler.nack([one.receipt for one in pull(engine)])
-    engine.admin.redrive(TOPIC, GROUP, per_second=1)
+    engine.dead_letters.redrive(TOPIC, GROUP, per_second=1)
 
     assert [one.id for one in pull(engine)] == ["m0", "m10", "m11"], "the first of ten is ready"
     engine = open_engine(group_in_hand_min=0, in_hand_max=6, group_in_hand_max=5)

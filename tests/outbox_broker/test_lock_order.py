@@ -11,10 +11,12 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
 from tests.outbox_broker.lock_monitor import LockMonitor
-from tests.outbox_broker.test_mending import SMALL, drained, flip, indexes, stored
+from tests.outbox_broker.message_log import flip_footer
+from tests.outbox_broker.test_mending import SMALL, drained, footers, stored
 
 type_of_open = Callable[..., Engine]
 JOIN_SECONDS = 300
+IS_OF_FILES = True
 
 
 @pytest.fixture
@@ -30,9 +32,9 @@ def test_locks_are_taken_in_one_order_by_all_that_an_engine_does(
 ) -> None:
     options = {**SMALL, "retention_ms": 100_000_000, "retention_check_ms": 1}
     stored(open_engine(**options), clock)
-    engine = open_engine(**options)  # which reads its index files when they are asked for
-    for path in indexes(engine.context.folder):
-        flip(path)
+    engine = open_engine(**options)  # which reads its footers when they are asked for
+    for path in footers(engine.context.folder):
+        flip_footer(path)
     waiting = threading.Thread(target=engine.puller.pull, args=("later", "group"), kwargs={"wait_ms": 60_000})
     waiting.start()
     drained(engine)
@@ -48,7 +50,7 @@ def test_locks_are_taken_in_one_order_by_all_that_an_engine_does(
     for delivery in engine.puller.pull("later", "group"):
         engine.settler.extend([delivery.receipt], invisible_ms=60_000)
         engine.settler.nack([delivery.receipt])
-    engine.admin.redrive("orders", "billing")
+    engine.dead_letters.redrive("orders", "billing")
     engine.admin.seek("orders", "billing", to_ms=0)
     engine.admin.pause("orders", "billing", paused=True)
     engine.deletion.delete_topic("later", force=True)
@@ -58,8 +60,8 @@ def test_locks_are_taken_in_one_order_by_all_that_an_engine_does(
 
     assert not waiting.is_alive()
     assert monitor.cycle() == []
-    assert {"consumer_group", "index_repair"} <= monitor.modules_under("context")
-    assert "context" not in monitor.modules_under("consumer_group") | monitor.modules_under("index_repair")
+    assert {"consumer_group", "footer_repair"} <= monitor.modules_under("context")
+    assert "context" not in monitor.modules_under("consumer_group") | monitor.modules_under("footer_repair")
 
 
 def test_locks_that_two_threads_take_in_two_orders_are_found(

@@ -146,7 +146,7 @@ def test_the_data_folder_of_a_broker_is_listed_whole_also_after_a_flip_in_a_mess
     assert {"messages", "actions", "schedule"} <= names
     engine.close()
     assert said(folder)[0] == CLEAN
-    [messages] = (folder / "messages").glob("*.log")
+    [messages] = (folder / "messages").glob("*.segment")
     data = bytearray(messages.read_bytes())
     data[data.index(b"body-2")] ^= 1
     messages.write_bytes(data)

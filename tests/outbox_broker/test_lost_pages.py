@@ -5,15 +5,16 @@ from __future__ import annotations
 import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
-from outbox_core.messages.message import Message
+from outbox_core.messages.message import Message, Record
 from tests.outbox_broker.powered_storage import PoweredStorage, start_anew
 
 TOPIC, GROUP = "orders", "billing"
@@ -145,3 +146,45 @@ def test_whatever_pages_a_power_cut_loses_what_was_answered_comes_once_and_nothi
         assert len(came) == len(set(came))
         answered = {f"answered{number}" for number in range(1, 5)} | {f"answered-later{number}" for number in range(3)}
         assert answered - {"answered1"} <= set(came) <= answered | unanswered
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_power_cut_over_rolls_of_the_logs_leaves_a_folder_that_opens_with_all_that_was_synced(
+    tmp_path: Path, random_seed: int, durability: Durability
+) -> None:
+    random = Random(random_seed)
+    storage, folder = PagedStorage(), tmp_path / "data"
+    options = replace(OPTIONS, durability=durability, segment_bytes=4096, checkpoint_bytes=4096)
+    engine = Engine.open(folder, clock=ManualClock(START_MS), options=options, storage=storage)
+    published: list[str] = []
+    for number in range(60):
+        engine.publisher.publish([Message(id=f"m{number}", topic=TOPIC, body=f"m{number}".encode() * 100)])
+        published.append(f"m{number}")
+        [one] = engine.puller.pull(TOPIC, GROUP, max_messages=1)
+        engine.settler.ack([one.receipt])
+        if number % 2:
+            storage.copy_after_lost_pages(folder, tmp_path / f"cut{number}", random=random)
+    engine.close()
+
+    for number in range(1, 60, 2):
+        reopened = Engine.open(tmp_path / f"cut{number}", clock=ManualClock(START_MS), options=options)
+        readable = [one.id for one in read_from_the_start(reopened)]
+        if durability is Durability.FSYNC:
+            assert readable == published[: number + 1], number
+            assert reopened.puller.pull(TOPIC, GROUP, max_messages=100) == []
+        else:
+            assert set(readable) <= set(published), number
+            assert readable == sorted(readable, key=published.index), number
+        reopened.publisher.publish([message("after")])
+        assert read_from_the_start(reopened)[-1].id == "after", number
+        reopened.close()
+
+
+def read_from_the_start(engine: Engine) -> list[Record]:
+    """All of the topic that can be read."""
+    offset, found = 0, list[Record]()
+    while True:
+        read = engine.reader.read_on(TOPIC, offset, max_messages=1_000) if TOPIC in engine.admin.topics() else None
+        if read is None or read.next_offset == offset:
+            return found
+        found, offset = [*found, *read.messages], read.next_offset

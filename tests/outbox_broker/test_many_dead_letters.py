@@ -83,7 +83,7 @@ def test_those_that_are_named_are_redriven_wherever_they_are(open_engine: type_o
     publish(engine, 100)
     kill(engine, every=2)
 
-    assert engine.admin.redrive(TOPIC, GROUP, ids=["m98", "m0", "m51", "m40", "nobody"]) == 3
+    assert engine.dead_letters.redrive(TOPIC, GROUP, ids=["m98", "m0", "m51", "m40", "nobody"]) == 3
 
     assert sorted(one.id for one in engine.puller.pull(TOPIC, GROUP)) == ["m0", "m40", "m98"]
     assert figures(engine)[0] == 47
@@ -96,7 +96,7 @@ def test_an_id_that_is_dead_twice_hides_no_other_that_is_named(open_engine: type
         engine.publisher.publish([Message(id=name, topic=TOPIC, body=b"x")])
     kill(engine)
 
-    assert engine.admin.redrive(TOPIC, GROUP, ids=["twice", "last"]) == 3
+    assert engine.dead_letters.redrive(TOPIC, GROUP, ids=["twice", "last"]) == 3
 
     assert [one.id for one in engine.admin.dead(TOPIC, GROUP)[0]] == ["between", "behind"]
 
@@ -129,7 +129,7 @@ def test_a_redrive_makes_room_for_those_that_wait(open_engine: type_of_open, clo
     kill(engine)
     dead, waiting, _ = figures(engine)
 
-    assert engine.admin.redrive(TOPIC, GROUP) == dead
+    assert engine.dead_letters.redrive(TOPIC, GROUP) == dead
 
     engine.settler.ack([one.receipt for one in engine.puller.pull(TOPIC, GROUP)])
     clock.advance(60_000)

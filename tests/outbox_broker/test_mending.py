@@ -1,8 +1,10 @@
-"""Index files that are damaged while the broker runs: made anew from their segments, and nobody but a log notices."""
+"""Footers that are damaged while the broker runs: made anew from their segments, and nobody but a log notices."""
 
 from __future__ import annotations
 
 import errno
+import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +14,29 @@ from typing import Any
 import pytest
 
 from outbox_broker.common.engine_options import Durability
-from outbox_broker.engine import index_repair
+from outbox_broker.engine import footer_repair
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.index_repair import MEND_AGAIN_MS
+from outbox_broker.engine.footer_repair import MEND_AGAIN_MS
 from outbox_broker.engine.puller import DAMAGED
-from outbox_broker.log.segment_index import index_path
-from outbox_broker.log.segment_scan import Gap, Segment
+from outbox_broker.journal.journal import Journal
+from outbox_broker.journal.message_reader import StoredMessage
+from outbox_broker.log.storage import DiskStorage
+from outbox_broker.segments.port import SegmentInfo
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
-from outbox_core.journal.journal import Frame, segment_paths
 from outbox_core.messages.message import Delivery, GroupConfig, Message
 from outbox_core.runtime.logs import event_name
+from tests.outbox_broker.failing_storage import FailingStorage
+from tests.outbox_broker.message_log import (
+    LoggedFooter,
+    clear_footer,
+    flip,
+    flip_directory,
+    flip_footer,
+    flip_ids,
+    footers_of,
+    message_segments,
+)
 
 TOPIC, GROUP = "orders", "billing"
 SMALL: dict[str, Any] = {"segment_bytes": 4096, "checkpoint_bytes": 65_536, "durability": Durability.OS}
@@ -63,28 +77,14 @@ def drained(engine: Engine) -> list[Delivery]:
     return found
 
 
-def indexes(folder: Path) -> list[Path]:
-    found = sorted((folder / "messages").glob("*.index"))
+def footers(folder: Path) -> list[LoggedFooter]:
+    found = footers_of(folder)
     assert len(found) > 3
     return found
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[3] ^= 1
-    path.write_bytes(data)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:5])
-
-
-def lose(path: Path) -> None:
-    path.unlink()
-
-
 def seen(engine: Engine, clock: ManualClock) -> list[object]:
-    """What is looked up in index files, by each verb that does so."""
+    """What is looked up in footers, by each verb that does so."""
     places: list[object] = []
     for back_ms in range(0, 40_000, 3_000):
         engine.admin.declare_group(TOPIC, "mover", GroupConfig())
@@ -96,50 +96,58 @@ def seen(engine: Engine, clock: ManualClock) -> list[object]:
     return [*places, letters, following, read(engine), read(engine, topic="others")]
 
 
-@pytest.mark.parametrize("harm", [flip, cut, lose])
-def test_whatever_index_is_damaged_while_the_broker_runs_all_that_needs_it_goes_on(
-    open_engine: type_of_open, folder: Path, clock: ManualClock, harm: Callable[[Path], None]
+@pytest.mark.parametrize("harm", [flip_footer, clear_footer])
+def test_whatever_footer_is_damaged_while_the_broker_runs_all_that_needs_it_goes_on(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, harm: Callable[[LoggedFooter], None]
 ) -> None:
     engine = open_engine(**SMALL)
     ids = stored(engine, clock)
     before = seen(engine, clock)
     engine = open_engine(**SMALL)
 
-    for path in indexes(folder):
-        harm(path)
+    for footer in footers(folder):
+        harm(footer)
 
     assert seen(engine, clock) == before
     assert before[-2] == ids
     engine.check_ready()
 
 
-def test_an_index_that_was_made_anew_is_taken_as_it_is_on_opening(
+def test_a_footer_that_was_made_anew_is_taken_as_it_is_on_opening(
     open_engine: type_of_open, folder: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = open_engine(**SMALL)
     ids = stored(engine, clock)
     engine = open_engine(**SMALL)
-    for path in indexes(folder):
-        flip(path)
-    read(engine)
+    for footer in footers(folder):
+        flip_directory(footer)
+    caplog.set_level(logging.INFO)
+    engine = open_engine(**SMALL)
+    made = [record for record in caplog.records if event_name(record) == "segment_footer_made"]
+    publish(engine, *(f"more{number}" for number in range(40)))  # the segment with them is followed by another
+    publish(engine, "last")
+    for number in range(40):
+        ids.append(f"more{number}")
+    ids.append("last")
     caplog.clear()
 
     engine = open_engine(**SMALL)
 
-    assert "segment_index_built" not in map(event_name, caplog.records)
+    assert len(made) > 3
+    assert "segment_footer_made" not in map(event_name, caplog.records)
     assert read(engine) == ids
     assert [str(one.status) for one in engine.publisher.publish([Message(id="a7", topic=TOPIC, body=b"")])] == [
         "duplicate"
     ]
 
 
-def test_a_record_that_is_damaged_with_its_index_costs_itself_alone(
+def test_a_record_that_is_damaged_with_its_footer_costs_itself_alone(
     open_engine: type_of_open, folder: Path, clock: ManualClock
 ) -> None:
     engine = open_engine(**SMALL)
     ids = stored(engine, clock)
     engine = open_engine(**SMALL)
-    first = segment_paths(folder / "messages")[0]
+    first = message_segments(folder)[0]
     data = bytearray(first.read_bytes())
     last = [one for one in ids if one.encode() * 20 in data][-1]
     others = [one for one in (f"other{number}" for number in range(40)) if one.encode() * 20 in data]
@@ -147,7 +155,7 @@ def test_a_record_that_is_damaged_with_its_index_costs_itself_alone(
         data[data.index(gone.encode() * 20)] ^= 1
     first.write_bytes(data)
 
-    flip(index_path(folder / "messages", 0))
+    flip_footer(footers_of(folder)[0])
 
     assert read(engine) == [one for one in ids if one not in {"c1", last}]
     assert others
@@ -156,19 +164,113 @@ def test_a_record_that_is_damaged_with_its_index_costs_itself_alone(
     assert [one.reason for one in engine.admin.dead(TOPIC, "another")[0]] == [DAMAGED] * 2
 
 
+@pytest.mark.parametrize("rolls", [False, True])
+@pytest.mark.parametrize("harm", [flip_footer, flip_directory, flip_ids, clear_footer])
+def test_a_footer_that_was_made_anew_wins_over_the_damaged_one_at_each_later_opening(
+    open_engine: type_of_open, folder: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture,
+    harm: Callable[[LoggedFooter], None], rolls: bool,
+) -> None:  # fmt: skip
+    engine = open_engine(**SMALL)
+    ids = stored(engine, clock)
+    engine.close()
+    harm(footers_of(folder)[0])
+    caplog.set_level(logging.INFO)
+    made = []
+    for opening in range(5):
+        caplog.clear()
+        engine = open_engine(**SMALL)
+        assert read(engine)[: len(ids)] == ids
+        if rolls:
+            more = [f"more{opening}.{number}" for number in range(50)]
+            publish(engine, *more)
+        made.append(sum(event_name(record) == "segment_footer_made" for record in caplog.records))
+
+    assert made == [1, 0, 0, 0, 0]
+
+
+def test_what_an_opening_appended_that_was_refused_then_is_found_by_the_next_one(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**SMALL)
+    ids = stored(engine, clock)
+    engine.close()
+    for footer in footers_of(folder):
+        flip_directory(footer)
+    sizes = []
+    for _ in range(4):
+        disk = FailingStorage(within="actions")
+        disk.room_bytes = 0
+        with pytest.raises(StorageFailed, match="No space left"):
+            open_engine(storage=disk, **SMALL)
+        sizes.append(sum(path.stat().st_size for path in message_segments(folder)))
+
+    assert sizes[1:] == sizes[1:2] * 3
+    assert read(open_engine(**SMALL)) == ids
+
+
+def test_a_topic_that_was_deleted_and_made_again_costs_one_footer(
+    open_engine: type_of_open, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_engine(**SMALL)
+    publish(engine, *(f"old{number}" for number in range(60)))
+    engine.deletion.delete_topic(TOPIC, force=True)
+    for number in range(60):
+        publish(engine, f"new{number}")
+    caplog.set_level(logging.INFO)
+    made = []
+    for _ in range(4):
+        caplog.clear()
+        assert read(open_engine(**SMALL)) == [f"new{number}" for number in range(60)]
+        made.append(sum(event_name(record) == "segment_footer_made" for record in caplog.records))
+
+    assert made[1:] == [0, 0, 0]
+
+
+def test_what_is_damaged_counts_once_however_often_it_is_read(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
+) -> None:
+    engine = open_engine(**SMALL)
+    stored(engine, clock)
+    engine.close()
+    first = message_segments(folder)[0]
+    flip(first, first.read_bytes().index(b"a1" * 20))
+    flip_directory(footers_of(folder)[0])
+    engine = open_engine(**SMALL)
+    before = engine.log_figures()["quarantined_bytes"]
+    flip_footer(footers_of(folder)[-1])  # the one that was made anew
+
+    read(engine)
+
+    assert engine.context.footer_blocks.mended == 1
+    assert engine.log_figures()["quarantined_bytes"] == before > 0
+
+
+class FullDisk(DiskStorage):
+    """Once full, it takes nothing while the reserve is there."""
+
+    def __init__(self, reserve: Path) -> None:
+        self.is_full, self.refused, self._reserve = False, 0, reserve
+
+    def write(self, descriptor: int, data: bytes, *, position: int) -> None:
+        if self.is_full and self._reserve.exists():
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(descriptor, data, position=position)
+
+
 class Gate:
     """Stands before the reading of a segment, and counts who comes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.opened, self.reads = threading.Event(), threading.Event(), 0
-        self._scan = index_repair.scan
-        monkeypatch.setattr(index_repair, "scan", self.scan)
+        self._messages_of = footer_repair.messages_of
+        monkeypatch.setattr(footer_repair, "messages_of", self.messages_of)
 
-    def scan(self, segment: Segment, *, start: int) -> Iterator[Frame | Gap]:
+    def messages_of(self, log: Journal, segment: SegmentInfo) -> Iterator[StoredMessage]:
         self.reads += 1
         self.reached.set()
         assert self.opened.wait(WAIT_S)
-        yield from self._scan(segment, start=start)
+        yield from self._messages_of(log, segment)
 
 
 def test_while_a_segment_is_read_anew_the_others_go_on_and_it_is_read_once(
@@ -178,7 +280,7 @@ def test_while_a_segment_is_read_anew_the_others_go_on_and_it_is_read_once(
     stored(engine, clock)
     engine = open_engine(**SMALL)
     engine.admin.declare_group(TOPIC, "newest", GroupConfig(start="latest"))
-    flip(index_path(folder / "messages", 0))
+    flip_footer(footers_of(folder)[0])
     gate = Gate(monkeypatch)
 
     with ThreadPoolExecutor(3) as threads:
@@ -201,7 +303,7 @@ def test_a_segment_that_retention_drops_while_it_is_read_anew_is_passed(
     engine = open_engine(**bounds)
     stored(engine, clock)
     engine = open_engine(**bounds)
-    flip(index_path(folder / "messages", 0))
+    flip_footer(footers_of(folder)[0])
     gate = Gate(monkeypatch)
 
     with ThreadPoolExecutor(1) as threads:
@@ -213,22 +315,21 @@ def test_a_segment_that_retention_drops_while_it_is_read_anew_is_passed(
     found = [one.id for one in engine.puller.pull(TOPIC, "another", max_messages=200)]
 
     assert dropped > 0
-    assert not index_path(folder / "messages", 0).exists()
     assert "c39" in [*(one.id for one in pull.result()), *found]
     engine.check_ready()
 
 
-def test_an_index_that_cannot_be_made_anew_is_told_by_readiness_until_it_can(
+def test_a_footer_that_cannot_be_made_anew_is_told_by_readiness_until_it_can(
     open_engine: type_of_open, folder: Path, clock: ManualClock
 ) -> None:
     engine = open_engine(**SMALL)
     stored(engine, clock)
     engine = open_engine(**SMALL)
-    flip(index_path(folder / "messages", 0))
-    segment = segment_paths(folder / "messages")[0]
+    flip_footer(footers_of(folder)[0])
+    segment = message_segments(folder)[0]
     away = segment.rename(segment.with_suffix(".away"))
 
-    with pytest.raises(StorageFailed, match=r"cannot be made anew.*restore .*\.log from a copy"):
+    with pytest.raises(StorageFailed, match=r"cannot be made anew.*restore messages-.* from a copy"):
         engine.puller.pull(TOPIC, "another", max_messages=3)
     with pytest.raises(StorageFailed, match="cannot be made anew"):
         engine.check_ready()
@@ -241,20 +342,15 @@ def test_an_index_that_cannot_be_made_anew_is_told_by_readiness_until_it_can(
     engine.check_ready()
 
 
-def test_on_a_full_disk_an_index_is_made_anew_in_the_room_that_is_kept_for_consuming(
-    open_engine: type_of_open, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+def test_on_a_full_disk_a_footer_is_made_anew_in_the_room_that_is_kept_for_consuming(
+    open_engine: type_of_open, folder: Path, clock: ManualClock
 ) -> None:
     engine = open_engine(**SMALL)
     stored(engine, clock)
-    engine = open_engine(**SMALL)
-    flip(index_path(folder / "messages", 0))
-    write = index_repair.write_index
-
-    def full(*arguments: object, **named: object) -> object:
-        if (folder / "reserve").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(*arguments, **named)  # type: ignore[arg-type]  # as it was called
-
-    monkeypatch.setattr(index_repair, "write_index", full)
+    disk = FullDisk(folder / "reserve")
+    engine = open_engine(storage=disk, **SMALL)
+    flip_footer(footers_of(folder)[0])
+    disk.is_full = True
 
     assert [one.id for one in engine.puller.pull(TOPIC, "another", max_messages=3)] == ["a0", "b0", "c0"]
+    assert disk.refused

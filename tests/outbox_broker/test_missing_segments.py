@@ -10,9 +10,11 @@ import pytest
 
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
-from outbox_core.journal.journal import SegmentDamaged, segment_paths
+from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.messages.message import Message
 from tests.outbox_broker.action_log import action_segments
+from tests.outbox_broker.message_log import message_segments
+from tests.outbox_broker.message_log import segments_of as log_segments
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -33,7 +35,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def segments_of(folder: Path, log: str) -> list[Path]:
-    return action_segments(folder) if log == "actions" else segment_paths(folder / log)
+    return log_segments(folder, log)
 
 
 def kill(engine: Engine) -> None:
@@ -101,11 +103,13 @@ def test_who_has_no_copy_goes_on_without_what_was_in_the_segment(open_engine: ty
     engine = open_engine(**SMALL)
     work(engine)
     engine.close()
-    segment_paths(folder / "messages")[-1].unlink()
+    newest = message_segments(folder)[-1]
+    newest.unlink()
     with pytest.raises(SegmentDamaged) as refused:
         open_engine(**SMALL)
-    assert str(folder / "messages" / "proven") in str(refused.value)
-    (folder / "messages" / "proven").unlink()
+    note = newest.with_suffix(".proven")
+    assert str(note) in str(refused.value)
+    note.unlink()
 
     engine = open_engine(**SMALL)
 
@@ -139,7 +143,7 @@ def test_what_retention_dropped_is_not_missed(open_engine: type_of_open, folder:
     clock.advance(2 * HOUR_MS)
     work(engine, "more")
     engine.retention.drop_outdated()
-    assert len(segment_paths(folder / "messages")) < 20
+    assert len(message_segments(folder)) < 20
     kill(engine)
 
     assert open_engine(**SMALL).admin.topic_figures(TOPIC)["stored"] == 120

@@ -80,7 +80,7 @@ def test_the_reserve_says_why_it_cannot_be_taken(tmp_path: Path) -> None:
     assert reserve.held_bytes == 4096
 
 
-def test_an_index_that_finds_no_descriptor_is_not_taken_for_damaged(
+def test_a_footer_that_finds_no_descriptor_is_not_taken_for_damaged(
     open_engine: type_of_open, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = open_engine(**SMALL)
@@ -92,4 +92,4 @@ def test_an_index_that_finds_no_descriptor_is_not_taken_for_damaged(
 
     engine.check_ready()
     assert [one.id for one in engine.puller.pull(TOPIC, GROUP, max_messages=2)] == ["m0", "m1"]
-    assert "index_rebuilt" not in map(event_name, caplog.records)
+    assert "segment_footer_made" not in map(event_name, caplog.records)

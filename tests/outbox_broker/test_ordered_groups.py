@@ -122,7 +122,7 @@ def test_a_redriven_message_is_outside_the_order(engine: Engine) -> None:
     engine.settler.nack([pull(engine)[0].receipt])
     in_hand = pull(engine)
 
-    engine.admin.redrive(TOPIC, GROUP)
+    engine.dead_letters.redrive(TOPIC, GROUP)
 
     redriven = pull(engine)
     assert (ids_of(in_hand), ids_of(redriven)) == (["a1"], ["a0"])
@@ -309,7 +309,7 @@ def test_damage_to_a_message_that_waits_for_its_key_holds_nobody_up(open_engine:
     declare(engine)
     publish(engine, *["a"] * 100)
     held = pull(engine)
-    segment = next((engine.context.folder / "messages").glob("*.log"))
+    segment = next((engine.context.folder / "messages").glob("*.segment"))
     data = bytearray(segment.read_bytes())
     for number in (2, 80):  # one is known by its place, the other has to be looked up again
         data[data.index(f"a{number}".encode() + b"\xa6orders")] ^= 1

@@ -10,9 +10,9 @@ import pytest
 
 from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.engine import Engine
-from outbox_broker.engine.purger import Purge
 from outbox_core.common.clock import ManualClock
 from outbox_core.messages.message import GroupConfig, Message
+from outbox_core.protocol.wire import PurgeAnswer
 from tests.outbox_broker.failing_storage import HeldSyncs
 from tests.outbox_broker.killed_engine import RESERVE_BYTES, START_MS, KillingStorage, copy_at_each_call, type_of_tell
 from tests.outbox_broker.test_engine_kills import told_in
@@ -39,7 +39,7 @@ def test_what_waits_and_what_is_in_flight_goes_and_what_comes_later_is_delivered
     purge = engine.purger.purge_topic(TOPIC)
     publish(engine, "m4")
 
-    assert purge == Purge(
+    assert purge == PurgeAnswer(
         groups=2, waiting=5, in_flight=1, scheduled_canceled=0, scheduled_kept=0, dead_discarded=0, dead_kept=0
     )
     assert engine.settler.ack([held.receipt]) == ["stale"]
@@ -55,11 +55,11 @@ def test_dead_letters_and_scheduled_messages_are_kept(engine: Engine, clock: Man
 
     purge = engine.purger.purge_topic(TOPIC)
 
-    assert purge == Purge(
+    assert purge == PurgeAnswer(
         groups=1, waiting=1, in_flight=0, scheduled_canceled=0, scheduled_kept=1, dead_discarded=0, dead_kept=1
     )
     assert [letter.id for letter in engine.admin.dead(TOPIC, GROUP)[0]] == ["dead"]
-    assert engine.admin.redrive(TOPIC, GROUP) == 1
+    assert engine.dead_letters.redrive(TOPIC, GROUP) == 1
     assert pulled(engine) == ["dead"]
     clock.advance(HOUR_MS)
     assert pulled(engine) == ["later"]

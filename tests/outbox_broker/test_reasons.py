@@ -31,7 +31,7 @@ type_of_open = Callable[..., Engine]
 
 
 class NoBlocks:
-    """No index files."""
+    """No footers."""
 
     def load(self, place: BlockPlace) -> Runs:
         """Never asked."""
@@ -199,7 +199,7 @@ def test_reasons_are_let_go_of_with_their_messages(end: str) -> None:
         case "sought":
             group.seek(0, generation=1)
         case "dropped":
-            group.drop_before(100)
+            group.drop_before(100, offset=0)
         case "deleted":
             state.delete_group(TOPIC, GROUP)
         case _:

@@ -12,6 +12,7 @@ from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_core import Delivery, GroupConfig, ManualClock, Message
 from tests.outbox_broker.action_log import actions_of, checkpoints
+from tests.outbox_broker.message_log import footers_of
 
 BEGUN_MS: Final = 1_800_000_000_000
 DAY_MS: Final = 24 * 3_600_000
@@ -70,7 +71,7 @@ def _consume(engine: Engine) -> None:
     again = {one.id: one for one in engine.puller.pull(TOPIC, BILLING, max_messages=6)}  # half of it are fresh ones
     engine.settler.nack(_receipts(again, "m1", "m3", "m5"), reason="refused again")
     engine.settler.nack(_receipts(again, "m12", "m13", "m14"), delay_ms=0, counts=False)
-    assert engine.admin.redrive(TOPIC, BILLING, ids=["m1"]) == 1
+    assert engine.dead_letters.redrive(TOPIC, BILLING, ids=["m1"]) == 1
     engine.settler.nack(_receipts(found, "m8"), reason="later")
     engine.settler.extend(_receipts(found, "m7"), invisible_ms=3_600_000)
     engine.admin.pause(TOPIC, BILLING, paused=True)
@@ -145,9 +146,8 @@ def test_the_folder_has_each_kind_of_file_and_of_record(folder: Path) -> None:
         "Canceled", "Declared", "DeletedGroup", "DeletedTopic", "Died", "Extended", "Filed", "Fired",
         "Handed", "Opened", "Paused", "Redriven", "Requeued", "Settled", "Sought",
     }  # fmt: skip
-    assert {path.suffix for path in folder.rglob("*.*") if path.name != ".lock"} == {
-        ".log", ".index", ".segment", ".proven",
-    }  # fmt: skip
+    assert {path.suffix for path in folder.rglob("*.*") if path.name != ".lock"} == {".segment", ".proven"}
+    assert footers_of(folder)
 
 
 def test_each_message_is_there_for_a_new_group(engine: Engine) -> None:
@@ -185,7 +185,7 @@ def test_dead_letters_have_their_reasons_and_can_be_redriven(engine: Engine) -> 
     assert [(one.id, one.attempts, one.reason) for one in letters] == [
         ("m3", 2, "refused again"), ("m5", 2, "refused again"),
     ]  # fmt: skip
-    assert engine.admin.redrive(TOPIC, BILLING) == 2
+    assert engine.dead_letters.redrive(TOPIC, BILLING) == 2
     assert {"m3", "m5"} <= set(pulled(engine, BILLING))
 
 

@@ -167,7 +167,7 @@ def test_what_was_not_durable_yet_when_another_filter_was_declared_wakes_its_gro
     pull_types(engine)
     woken: list[bool] = []
     messages = engine.context.messages
-    engine.wakeups.subscribe(TOPIC, GROUP, lambda: woken.append(messages.durable_end == messages.end))
+    engine.wakeups.subscribe(TOPIC, GROUP, lambda: woken.append(messages.committed == messages.end))
 
     storage.hold()
     with ThreadPoolExecutor(2) as pool:

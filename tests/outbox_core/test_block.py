@@ -37,6 +37,7 @@ from outbox_core.journal.block import (
     framed_changes,
     frames_in,
     last_head_in,
+    payloads_in,
     read_run,
     scan,
 )
@@ -78,7 +79,7 @@ class History:
     def dispatch(self, *bodies: bytes, durable: int | None = None) -> None:
         """Append a change of state, twice, around messages."""
         change, copy = framed_changes([b"dispatch " + bytes([len(bodies)])])
-        change.extend(framed(FrameKind.TIMED, range(self._sequence, self._sequence + len(bodies)), bodies))
+        change.extend(framed(FrameKind.DISPATCHED, range(self._sequence, self._sequence + len(bodies)), bodies))
         change.extend(copy)
         self.append(change, durable=durable)
         self._sequence += len(bodies)
@@ -132,6 +133,10 @@ def frames_of(blocks: list[Block]) -> list[Frame]:
     return [frame for found in blocks for frame in found.frames]
 
 
+def timed(blocks: list[Block], wanted: frozenset[FrameKind]) -> list[tuple[Frame, int | None]]:
+    return [(frame, found.at_ms) for found in blocks for frame in found.frames if frame.kind in wanted]
+
+
 def check_found(history: History, blocks: list[Block], *, upto: int) -> list[Frame]:
     """Checks that nothing was read that was not written; returns what is missing of the first `upto` bytes' blocks."""
     found = frames_of(blocks)
@@ -182,6 +187,55 @@ def test_a_flipped_bit_costs_one_message_at_most_and_no_change_of_state(seed: in
         assert state_of([found.frames for found in blocks]) == state_of(history.blocks)
         assert any(found.damaged or found.at_ms is None for found in blocks), "it is reported"
         assert blocks[-1].end == len(flipped)
+
+
+@given(seed=st.integers(0, 1 << 32), data=st.data())
+def test_payloads_in_bulk_and_the_blocks_behind_the_first_that_is_not_whole_are_what_was_scanned(
+    seed: int, data: st.DataObject
+) -> None:
+    history = history_of(seed)
+    wanted = frozenset({FrameKind.MESSAGE, FrameKind.DISPATCHED})
+    for _ in range(20):
+        position, frames_max = data.draw(st.integers(0, len(history.data))), data.draw(st.integers(1, 9))
+        flipped = bytearray(history.data)
+        if position < len(flipped):
+            flipped[position] ^= 1 << data.draw(st.integers(0, 7))
+
+        frames, ends = in_bulk(bytes(flipped), wanted, frames_max=frames_max)
+        rest = list(scan(bytes(flipped[ends[-1] :]), first=FIRST + ends[-1], proven=0, same_boot=True))
+
+        assert ends[-1] == max([0, *(end for end in history.ends if end <= position)]), "up to the damaged block"
+        assert set(ends[1:]) <= set(history.ends), "whole blocks"
+        assert [*frames, *timed(rest, wanted)] == timed(read(flipped), wanted)
+
+
+def test_blocks_that_are_known_are_passed_over_by_their_heads_and_one_that_was_half_written_is_not() -> None:
+    history = History()
+    for number in range(4):
+        history.messages(b"%d" % number, b"more")
+    data, (first, second, *_) = bytearray(history.data), history.ends
+    data[first - 1] ^= 1  # nobody looks at it
+
+    frames, ends = in_bulk(bytes(data), frozenset({FrameKind.MESSAGE}), frames_max=99, known=second - 1)
+    none, _ = in_bulk(bytes(data), frozenset({FrameKind.MESSAGE}), frames_max=99, known=first - 1)
+
+    assert [frame.payload for frame, _ in frames] == [b"1", b"more", b"2", b"more", b"3", b"more"]
+    assert ends == [0, len(data)]
+    assert none == []
+
+
+def in_bulk(
+    data: bytes, wanted: frozenset[FrameKind], *, frames_max: int, known: int = 0
+) -> tuple[list[tuple[Frame, int | None]], list[int]]:
+    """The frames that are read in bulk, each with its block's time, and where each part of them ends, from 0 on."""
+    frames: list[tuple[Frame, int | None]] = []
+    ends = [0]
+    while True:
+        found = payloads_in(data, ends[-1], first=FIRST, wanted=wanted, frames_max=frames_max, known=known)
+        frames += found.frames(data)
+        if found.end == ends[-1]:
+            return frames, ends
+        ends.append(found.end)
 
 
 @given(seed=st.integers(0, 1 << 32), data=st.data(), same_boot=st.booleans())
@@ -250,7 +304,7 @@ def test_a_durable_block_that_the_file_cuts_is_reported() -> None:
     [found] = read(history.data[:-2], same_boot=False, proven=len(history.data))
 
     assert [frame.payload for frame in found.frames] == [b"one", b"two"]
-    assert (found.damaged, found.end) == (None, len(history.data) - 2)
+    assert (found.damaged, found.end) == (None, len(history.data)), "where it ended"
 
 
 def test_blocks_whose_frames_are_not_wanted_are_passed_and_still_checked_where_nothing_vouches() -> None:
@@ -421,3 +475,40 @@ def test_a_head_is_one_only_at_its_own_offset_and_the_limits_fit() -> None:
     assert int.from_bytes(data[:4], "little") > PAYLOAD_BYTES_MAX
     assert FRAMES_MAX == (1 << 16) - 1
     assert framed_changes([b"x"])[1].heads[0][8:] == (FrameKind.CHANGE << 56 | SECOND_COPY).to_bytes(8, "little")
+
+
+def test_a_head_within_a_body_takes_nothing_back_of_what_real_heads_vouch_for() -> None:
+    """A publisher who knows the offset at which his message will stand."""
+    history = History()
+    history.messages(b"one", b"two")
+    history.messages(b"three")
+    offset = FIRST + len(history.data) + BLOCK_HEAD_BYTES + FRAME_HEAD_BYTES
+    forged = block(framed(FrameKind.MESSAGE, range(9), [b"x"]), offset=offset, durable=0, at_ms=1, frames_before=1)
+    frames = framed(FrameKind.MESSAGE, range(3, 4), [forged])
+    data = bytes(history.data) + block(
+        frames, offset=FIRST + len(history.data), durable=FIRST + len(history.data), at_ms=1, frames_before=1
+    )
+    damaged = bytearray(data)
+    damaged[BLOCK_HEAD_BYTES + FRAME_HEAD_BYTES] ^= 1
+
+    found = list(scan(bytes(damaged), first=FIRST, proven=0, same_boot=False))
+
+    assert [len(one.frames) for one in found] == [1, 1, 1], "only the message that the bit hit is gone"
+
+
+@pytest.mark.parametrize("body", [b"x" * 20, b"".join(framed(FrameKind.MESSAGE, range(1), [b"y"]).heads) + b"y"])
+def test_damage_in_a_block_of_many_frames_is_searched_once(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 2_000
+    frames = framed(FrameKind.MESSAGE, range(count), [body * 3] * count)
+    data = bytearray(b"".join(head + payload for head, payload in zip(frames.heads, frames.payloads, strict=True)))
+    size_bytes = FRAME_HEAD_BYTES + 3 * len(body)
+    for number in (10, 1_900):
+        data[number * size_bytes + FRAME_HEAD_BYTES + 1] ^= 1
+    looked: list[int] = []
+    extend = google_crc32c.extend
+    monkeypatch.setattr(google_crc32c, "extend", lambda crc, chunk: looked.append(len(chunk)) or extend(crc, chunk))
+
+    found = frames_in(bytes(data), 0, len(data), count=count)
+
+    assert (len(found.whole), found.damaged) == (count - 2, 2)
+    assert len(looked) < 30 * count

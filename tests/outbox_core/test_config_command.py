@@ -74,6 +74,60 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert "db2/shop" in text
 
 
+RECONCILE = """
+[database]
+url = "mysql+pymysql://app:hunter2@db/shop"
+[broker]
+url = "https://broker:7788"
+data = "broker-data"
+groups = ["mail"]
+[reconcile.grace]
+seconds = 5
+[[reconcile.rules]]
+name = "paid"
+table = "orders"
+key_column = "id"
+time_column = "paid_at"
+topic = "order.paid"
+url = "mysql+pymysql://app:hunter3@db2/shop"
+"""
+
+
+def test_settings_of_reconciliation_are_shown_and_checked_beside_those_of_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, RECONCILE)
+    monkeypatch.setenv("OUTBOX_RECONCILE__MASTER", "local[2]")
+
+    done = outbox("config", "show", "--service", "reconcile", "--given", "--config", file)
+    checked = outbox("config", "check", "--config", file)
+
+    rule = (
+        '{"name": "paid", "table": "orders", "key_column": "id", "time_column": "paid_at", "topic": "order.paid", '
+        '"url": "mysql+pymysql://app:***@db2/shop"}'
+    )
+    assert done.stdout.splitlines() == [
+        "# reconcile",
+        f'database.url = "mysql+pymysql://app:***@db/shop"  (file {file})',
+        f'broker.data = "broker-data"  (file {file})',
+        f'broker.groups = ["mail"]  (file {file})',
+        'reconcile.master = "local[2]"  (environment OUTBOX_RECONCILE__MASTER)',
+        f"reconcile.grace.seconds = 5  (file {file})",
+        f"reconcile.rules = [{rule}]  (file {file})",
+    ]
+    assert (checked.returncode, checked.stdout) == (0, "broker: ok\ncompensator: ok\nreconcile: ok\n")
+
+
+def test_a_file_of_reconciliation_alone_is_shown_by_the_same_names(tmp_path: Path) -> None:
+    file = written(tmp_path, '[database]\nurl = "sqlite:///shop.db"\n[broker]\ndata = "d"\n[grace]\nseconds = 5\n')
+
+    done = outbox("config", "show", "--service", "reconcile", "--given", "--config", file, "--json")
+    unknown = json.loads(outbox("config", "check", "--config", file, "--json").stdout)["unknown"]
+
+    names = [setting["name"] for setting in json.loads(done.stdout)["reconcile"]]
+    assert (names, unknown) == (["database.url", "broker.data", "reconcile.grace.seconds"], [])
+
+
 def test_only_what_was_given_is_shown_if_wanted(tmp_path: Path) -> None:
     settings = shown("--given", "--config", written(tmp_path, "[compensator]\nworkers = 3\n"))
 
@@ -118,6 +172,14 @@ def test_without_settings_nothing_is_wrong() -> None:
         (GOOD.replace('"5s"', '"5 parsecs"'), "the setting 'interval' of [compensator] is wrong"),
         ("[compensator]\nworkers = 2\n", "no database is named"),
         (
+            RECONCILE.replace("seconds = 5", "secnds = 5"),
+            "there is no setting 'secnds' of [reconcile.grace]; 'seconds' is meant?",
+        ),
+        (RECONCILE.replace("table =", "tabel ="), "no setting 'tabel' of [reconcile.rules]; 'table' is meant?"),
+        (RECONCILE.replace("seconds = 5", "seconds = -5"), "[grace]: its seconds must not be negative"),
+        ("[reconcile.grace]\nseconds = 1\n", "name a file with --config, or at least --url and --broker-data"),
+        ('[reconcile]\nevery = "soon"\n' + RECONCILE, "'soon' is no length of time"),
+        (
             GOOD.replace('url = "https', 'token_file = "/no/such"\nurl = "https'),
             "/no/such, the setting broker.token_file, is no file",
         ),
@@ -160,5 +222,5 @@ def test_an_unknown_service_is_a_usage_error() -> None:
     done = outbox("config", "show", "--service", "brokers")
 
     assert (done.returncode, done.stderr) == (
-        2, "error: there is no service 'brokers'; services are broker, compensator, delay\n"
+        2, "error: there is no service 'brokers'; services are broker, compensator, delay, reconcile\n"
     )  # fmt: skip

@@ -71,7 +71,7 @@ def test_a_variable_that_is_no_json_is_refused_without_its_value(monkeypatch: py
     with pytest.raises(ConfigurationError) as raised:
         load_settings(Settings, {}, file=None)
 
-    assert '"shop"' in str(raised.value)
+    assert "OUTBOX_SHOP__SCHEMAS in the environment" in str(raised.value)
     assert "as JSON" in str(raised.value)
     assert "hush" not in str(raised.value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import stat
 import subprocess
@@ -81,6 +82,13 @@ def test_everything_that_was_paid_arrives_although_worker_and_broker_are_killed(
     assert "killed between commit and send" in ended.stderr
     assert "broker killed" in ended.stderr
     assert "Traceback" not in ended.stderr
+    for operation in (
+        "load: [0-9,]+ of 336,776 ",
+        "book: [0-9,]+ of [0-9,]+ ",
+        "settle: [0-9,]+ of [0-9,]+ ",
+        "prove: ",
+    ):
+        assert re.search(rf"^{operation}\(?[0-9]+ %", ended.stderr, re.MULTILINE), operation
     assert list(folder.glob("reconciliation/*/report.html"))
 
 

@@ -15,7 +15,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from outbox_core import CancelStatus
-from outbox_demo.foreign_broker import Progress
+from outbox_demo.foreign_broker import StandstillWatch
 from outbox_demo.plan import NOTIFICATION, PAYMENT_COMPLETED, TICKETING, TRIP_REMINDER
 from outbox_demo.proof import Fate, ObservedEffect, Records, SentMessage, compare
 from tests.broker_adapter.http.test_tls import certificate
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_named(records: Records, named: str) -> None:
 
 def test_a_message_counts_as_lost_only_after_nothing_has_moved_for_a_while() -> None:
     seconds = iter([0.0, 29.0, 29.5, 59.0, 59.5])
-    progress = Progress(patience_s=30, monotonic=lambda: next(seconds))
+    progress = StandstillWatch(patience_s=30, monotonic=lambda: next(seconds))
 
     looked = [progress.has_ended(marks) for marks in (5, 5, 6, 6, 6)]
 

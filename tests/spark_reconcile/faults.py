@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from outbox_core.journal import journal
-from outbox_core.journal.dead_letter_records import Discarded
+from outbox_core.journal.dead_letter_records import Discarded, RedriveStopped
+from outbox_core.messages.recurring_message import occurrence_id
 from tests.spark_reconcile.world import (
     HOUR_MS,
     MAIL,
@@ -140,6 +142,22 @@ def unrecorded_on_a_topic_without_a_rule(p: Planted) -> None:
 def somebody_elses_topic(p: Planted) -> None:
     p.world.store("foreign", key=None, topic="weather")
     p.message("foreign", "unknown", "foreign_topic")
+
+
+def recurring_messages_that_no_row_asks_for(p: Planted) -> None:
+    asked_by_none, kept = (occurrence_id("daily", generation=1, at_ms=NOW_MS - hours * HOUR_MS) for hours in (3, 2))
+    order = p.world.order()
+    _stored_and_done_by_broker(p.world, asked_by_none, "all")
+    _stored_and_done_by_broker(p.world, kept, str(order))
+    p.message(asked_by_none, "settled", "recurring")
+    p.message(kept, "settled", "recurring")
+    p.business(order, "lost", "no_message")
+
+
+def _stored_and_done_by_broker(world: World, message_id: str, key: str) -> None:
+    sequence = world.store(message_id, key=key)
+    for group in (TICKETS, MAIL):
+        world.done(message_id, sequence, group, age_ms=HOUR_MS)
 
 
 def archive_row_missing(p: Planted) -> None:
@@ -290,6 +308,53 @@ def delivered_though_it_was_withdrawn(p: Planted) -> None:
     p.message("not-withdrawn", "canceled", "canceled")
     p.delivery("not-withdrawn", MAIL, "phantom", "delivered_after_cancel")
     p.business(order, "canceled", "message_canceled", REMINDED)
+
+
+def discarded_from_the_outbox(p: Planted) -> None:
+    order = p.world.order()
+    p.message(p.world.sent("given-up", key=str(order), outcome="discarded"), "discarded", "discarded")
+    p.business(order, "discarded", "message_discarded")
+    p.message(p.world.sent_cancel("cancel-given-up", "nobody", "discarded"), "discarded", "discarded")
+    p.message(p.world.sent("given-up-unasked", key="unasked-4", outcome="discarded"), "discarded", "discarded")
+
+
+def discarded_and_published_again(p: Planted) -> None:
+    _discarded(p.world, "tried-again", str(p.world.order()))
+    _stored_and_done(p.world, "tried-again", p.world.archive[-1]["message_key"])
+    order = p.world.order()
+    p.message(_discarded(p.world, "replaced", str(order)), "discarded", "discarded")
+    _stored_and_done(p.world, "in-its-place", str(order))
+    due_ms = NOW_MS + HOUR_MS
+    order = p.world.order(status="BOOKED", remind_at_ms=due_ms)
+    early = p.world.sent("too-early", key=str(order), topic=REMINDER, deliver_at_ms=due_ms - HOUR_MS,
+                         outcome="discarded")  # fmt: skip
+    p.message(early, "discarded", "discarded")
+    _scheduled(p.world, "at-its-time", order, due_ms)
+    p.delivery("at-its-time", MAIL, "pending", "scheduled")
+
+
+def discarded_on_a_misspelt_topic(p: Planted) -> None:
+    for message in ("redirected", "redirected-unrecorded"):
+        p.message(_discarded(p.world, message, None, topic="newsleter"), "discarded", "discarded")
+    p.world.sent("redirected", key=None, topic="newsletter")
+    for message in ("redirected", "redirected-unrecorded"):
+        p.world.store(message, key=None, topic="newsletter")
+    p.message("redirected-unrecorded", "phantom", "unrecorded")
+
+
+def discarded_after_it_had_arrived(p: Planted) -> None:
+    order = p.world.order()
+    _stored_and_done(p.world, "arrived", str(order))
+    p.world.archive[-1].update(outcome="discarded", sent_at_us=(NOW_MS - MINUTE_MS) * 1000, attempts=2)
+
+
+def lost_and_written_again_and_discarded(p: Planted) -> None:
+    order = p.world.order()
+    p.world.sent("lost-then-given-up", key=str(order))
+    p.world.sent("lost-then-given-up", key=str(order), outcome="discarded")
+    p.world.archive[-1]["sent_at_us"] += MINUTE_MS * 1000
+    p.message("lost-then-given-up", "discarded", "discarded")
+    p.business(order, "discarded", "message_discarded")
 
 
 def row_and_message_disagree_on_the_time(p: Planted) -> None:
@@ -484,6 +549,57 @@ def discarded_letter(p: Planted) -> None:
     p.delivery("discarded", MAIL, "discarded", "discarded")
 
 
+def edited_letters(p: Planted) -> None:
+    """Each has its effect, if any, under another id; nobody published that, and other groups never hear of it."""
+    for message, state, rule in (
+        ("edited", "settled", "edited"), ("edited-twice", "settled", "edited"), ("edited-dead", "dead", "dead"),
+        ("edited-unhandled", "lost", "acknowledged_not_handled"), ("edited-late", "late", "not_redelivered"),
+        ("edited-handled", "duplicate", "handled_twice"),
+    ):  # fmt: skip
+        sequence = _stored(p.world, message)
+        p.world.done(message, sequence, MAIL, age_ms=HOUR_MS)
+        p.world.deliver(message, sequence, TICKETS, age_ms=HOUR_MS)
+        _die(p.world, sequence, age_ms=50 * MINUTE_MS, group=TICKETS)
+        new_id = p.world.edit(message, sequence, TICKETS, age_ms=40 * MINUTE_MS)
+        p.delivery(message, TICKETS, state, rule)
+        if message == "edited-late":
+            continue
+        p.world.deliver(message, sequence, TICKETS, age_ms=39 * MINUTE_MS, number=2)
+        if message in {"edited-dead", "edited-twice"}:
+            _die(p.world, sequence, age_ms=38 * MINUTE_MS, group=TICKETS)
+        if message == "edited-dead":
+            continue
+        if message == "edited-handled":
+            p.world.handle(message, age_ms=55 * MINUTE_MS)
+        if message == "edited-twice":
+            new_id = p.world.edit(new_id, sequence, TICKETS, age_ms=37 * MINUTE_MS)
+            p.world.deliver(message, sequence, TICKETS, age_ms=36 * MINUTE_MS, number=3)
+        if message != "edited-unhandled":
+            p.world.handle(new_id, age_ms=35 * MINUTE_MS)
+        p.world.ack(message, sequence, TICKETS, age_ms=34 * MINUTE_MS)
+
+
+def edit_that_a_kill_cut_short(p: Planted) -> None:
+    """What it would have become is in the log, and no action names it."""
+    sequence = _stored(p.world, "edit-cut")
+    p.world.done("edit-cut", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.deliver("edit-cut", sequence, MAIL, age_ms=HOUR_MS)
+    _die(p.world, sequence, age_ms=50 * MINUTE_MS)
+    p.world.write_edited("edit-cut", sequence, age_ms=40 * MINUTE_MS)
+    p.delivery("edit-cut", MAIL, "dead", "dead")
+
+
+def redrive_that_was_stopped(p: Planted) -> None:
+    sequence = _stored(p.world, "stopped")
+    p.world.done("stopped", sequence, TICKETS, age_ms=HOUR_MS)
+    p.world.deliver("stopped", sequence, MAIL, age_ms=HOUR_MS)
+    _die(p.world, sequence, age_ms=50 * MINUTE_MS)
+    common: dict[str, Any] = {"topic": PAID, "group": MAIL, "entries": [(sequence, 1)]}
+    p.world.actions.append(journal.Redriven(**common, at_ms=NOW_MS - 40 * MINUTE_MS))
+    p.world.actions.append(RedriveStopped(**common, at_ms=NOW_MS - 39 * MINUTE_MS, by="ops"))
+    p.delivery("stopped", MAIL, "dead", "dead")
+
+
 def redriven_and_done(p: Planted) -> None:
     sequence = _stored(p.world, "redriven")
     p.world.done("redriven", sequence, TICKETS, age_ms=HOUR_MS)
@@ -609,15 +725,18 @@ FAULTS: tuple[Callable[[Planted], None], ...] = (
     lost_by_the_broker, lost_by_the_broker_and_asked_for_by_no_row, sent_just_now, sent_without_a_transaction,
     order_not_paid,
     unrecorded_on_a_topic_without_a_rule, somebody_elses_topic, archive_row_missing, stored_twice, body_changed,
+    recurring_messages_that_no_row_asks_for,
     key_changed, topic_changed, due_time_changed_on_the_way, canceled_in_time, cancel_left_unsent,
     cancel_that_lost_the_race, handed_out_though_the_cancel_was_answered, cancel_that_the_broker_forgot,
     held_by_its_table_until_it_is_due, withdrawn_from_its_table, withdrawn_and_published_again_under_its_id,
-    delivered_though_it_was_withdrawn,
+    delivered_though_it_was_withdrawn, discarded_from_the_outbox, discarded_and_published_again,
+    discarded_on_a_misspelt_topic, discarded_after_it_had_arrived, lost_and_written_again_and_discarded,
     row_and_message_disagree_on_the_time, moved_as_the_cure_says, moved_and_canceled_alone,
     scheduled_ahead, fired_in_time, never_fired, note_lost_by_a_kill, note_lost_and_fired_twice,
     fired_and_nobody_asked_for_it, known_to_the_schedule_alone, known_to_the_schedule_and_never_fired,
     scheduled_and_lost_at_once, delivered_early, delivered_after_cancel, delivered_late, nobody_takes_it, waiting,
-    in_flight, retrying, never_redelivered, dead_letter, discarded_letter, redriven_and_done,
+    in_flight, retrying, never_redelivered, dead_letter, discarded_letter, edited_letters,
+    edit_that_a_kill_cut_short, redrive_that_was_stopped, redriven_and_done,
     acknowledged_before_its_effect,
     handled_and_not_acknowledged, handled_never_stored, delivered_never_stored, acknowledged_never_delivered,
     published_just_before_its_row, stored_just_before_the_archive_was_read, handed_out_just_after_the_log_was_read,
@@ -638,6 +757,13 @@ def _stored_and_done(world: World, message: str, key: str) -> None:
     sequence = world.store(message, key=key)
     for group in (TICKETS, MAIL):
         world.done(message, sequence, group, age_ms=HOUR_MS)
+
+
+def _discarded(world: World, message: str, key: str | None, *, topic: str = PAID) -> str:
+    """A message that an operator discarded, before another was published under its id."""
+    world.sent(message, key=key, topic=topic, outcome="discarded")
+    world.archive[-1]["sent_at_us"] -= SECOND_MS * 1000
+    return message
 
 
 def _scheduled(world: World, message: str, order: int, due_ms: int) -> None:
@@ -665,7 +791,7 @@ def _nack(world: World, sequence: int, *, age_ms: int, visible_ms: int) -> None:
     )
 
 
-def _die(world: World, sequence: int, *, age_ms: int) -> None:
+def _die(world: World, sequence: int, *, age_ms: int, group: str = MAIL) -> None:
     world.actions.append(
-        journal.Died(topic=PAID, group=MAIL, at_ms=NOW_MS - age_ms, entries=[(sequence, 1, 1)], reason="no")
+        journal.Died(topic=PAID, group=group, at_ms=NOW_MS - age_ms, entries=[(sequence, 1, 1)], reason="no")
     )

@@ -19,6 +19,10 @@ def message_rule(f: Facts) -> str:  # noqa: C901 - one question after the other,
         return "parked"
     if f["canceled"]:
         return "canceled" if f["outbox"] or f["archive"] or f["broker"] else "canceled_unpublished"
+    if f["discarded"] and not f["broker"]:
+        return "discarded"
+    if f["recurring"] and f["broker"] and not f["outbox"] and not f["archive"]:
+        return "recurring"
     never_arrived = f["archive"] and not f["outbox"] and not f["broker"] and not _older_than_the_broker_log(f)
     if f["covered"] and not f["business"] and not never_arrived:
         if fresh < f["created_ms"] <= f["latest_ms"]:
@@ -116,7 +120,9 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
             return "inbox_out_of_reach" if f["first_ack_ms"] < f["inbox_reach_ms"] else "acknowledged_not_handled"
         if not f["deliveries"]:
             return "delivery_out_of_reach" if f["actions_reach_ms"] > 0 else "acknowledged_never_delivered"
-        return "delivered_late" if f["first_delivered_ms"] - f["ready_ms"] > late else "done"
+        if f["first_delivered_ms"] - f["ready_ms"] > late:
+            return "delivered_late"
+        return "edited" if f["edits"] else "done"
     if f["canceled"]:
         return "canceled"
     if f["sequence"] == -1:
@@ -165,7 +171,7 @@ def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
         if f["respelled"]:
             return "message_key_spelling_differs"
         return "too_few_messages" if f["messages"] else "no_message"
-    live = f["messages"] - f["canceled"]
+    live = f["messages"] - f["canceled"] - f["discarded"]
     ahead = f["newest_message_ms"] > f["latest_ms"]
     behind = f["business_until_ms"] - f["newest_message_ms"] < f["grace_ms"] and not ahead
     if behind and (f["due_differs"] or live > f["asked"]):
@@ -178,8 +184,10 @@ def business_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
     ):  # fmt: skip
         if f[state]:
             return name
-    if live != f["asked"]:
-        return "published_twice" if live > f["asked"] else "message_canceled"
+    if live > f["asked"]:
+        return "published_twice"
+    if live < f["asked"]:
+        return "message_discarded" if f["discarded"] else "message_canceled"
     if f["pending"]:
         return "message_pending"
     return "message_unknown" if f["unknown"] else "announced"

@@ -240,14 +240,14 @@ def test_a_block_of_a_newer_version_or_kind_is_refused_rather_than_passed_over(
 ) -> None:
     *_, last = blocks_in(paths[-1])
     whole, told = paths[-1].read_bytes(), []
-    for at, value in ((4, 0x88), (5, 2)):  # the kind, and the version
+    for at, value in ((4, 0xBB), (5, 2)):  # the kind, and the version
         head = bytearray(whole[last.position : last.position + BLOCK_HEAD_BYTES - 4])
         head[at] = value
         checked = bytes(head) + struct.pack("<I", google_crc32c.value(bytes(head)))
         paths[-1].write_bytes(whole[: last.position] + checked + whole[last.position + BLOCK_HEAD_BYTES :])
         told += [row["damage"] for row in rows_of(survey(tmp_path, "actions")) if row["damage"]]
 
-    assert ["unknown kind 0x88" in told[0], "upgrade" in told[1], len(told)] == [True, True, 2]
+    assert ["unknown kind 0xbb" in told[0], "upgrade" in told[1], len(told)] == [True, True, 2]
 
 
 def test_groups_are_known_by_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ AGREEING: Final[Mapping[str, tuple[Sequence[Row], Sequence[Message]]]] = {
     "two reminders, one of them canceled": (
         [(REMINDER, DUE_MS), (REMINDER, LATER_MS)], [(DUE_MS, "canceled"), (LATER_MS, "settled")]
     ),
+    "a reminder in place of one that was discarded": (
+        [(REMINDER, LATER_MS)], [(DUE_MS, "discarded"), (LATER_MS, "settled")]
+    ),
     "a receipt alone": ([(RECEIPT, None)], [(DUE_MS, "settled")]),
     "a millisecond that was rounded down": ([(REMINDER, DUE_MS)], [(DUE_MS + 1, "settled")]),
     "a second that was rounded half up": ([(REMINDER, DUE_MS, 1000)], [(DUE_MS - 500, "settled")]),

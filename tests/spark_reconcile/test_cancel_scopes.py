@@ -39,7 +39,7 @@ def test_the_rows_of_a_cancel_name_the_topics_that_the_broker_takes_it_for(
         "begin.x.end",
     ]
     cancel = journal.Canceled(at_ms=1, ids=["m"], topics=[""], scope=scope)
-    (row,) = action_rows(LoggedFrame(FrameKind.CHANGE, 0, journal.encode_record(cancel), position=0))
+    (row,) = action_rows(LoggedFrame(FrameKind.CHANGE, 0, journal.encode_record(cancel), stored_ms=0, position=0))
     frame = spark.createDataFrame([(one, row[9]) for one in topics], "topic string, within string")
 
     found = [row["topic"] for row in frame.where("rlike(topic, within)").collect()]

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
-from outbox_broker.delay_service.exported_segments import ExportedSegments
 from outbox_broker.delay_service.target_publisher import timed
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.segments.ledger_view import LedgerView
 from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.journal import journal
 from outbox_core.messages.message import DUE_HEADER
 from spark_reconcile.core.settings import DelaySource
 from spark_reconcile.core.settings_file import settings_of
@@ -25,7 +23,8 @@ from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
 from spark_reconcile.sources.broker_logs import header_rows, message_rows, survey
 from spark_reconcile.sources.log_source import LogReader, SegmentPart
 from tests.outbox_broker.segments.ledger_cluster import SHARD, LedgerCluster
-from tests.spark_reconcile.world import HOUR_MS, NOW_MS
+from tests.spark_reconcile.message_log import LoggedMessage
+from tests.spark_reconcile.world import HOUR_MS, NOW_MS, write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,28 +32,24 @@ if TYPE_CHECKING:
 TABLES: dict[str, Any] = {"database": {"url": "sqlite:///shop.db"}, "broker": {"data": "broker"}}
 
 
-def record(name: str, *, headers: dict[str, str], deliver_at_ms: int | None = None) -> bytes:
-    return journal.encode_record(
-        journal.MessageRecord(
-            sequence=0, id=name, topic="t", key=None, headers=headers, body=b"b", created_at_ms=NOW_MS,
-            stored_at_ms=NOW_MS, deliver_at_ms=deliver_at_ms,
-        )
+def record(name: str, *, headers: dict[str, str], deliver_at_ms: int | None = None) -> LoggedMessage:
+    return LoggedMessage(
+        sequence=0, id=name, topic="t", key=None, headers=headers, body=b"b", created_at_ms=NOW_MS, stored_at_ms=NOW_MS,
+        deliver_at_ms=deliver_at_ms,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("is_usual", [True, False], ids=["by the column", "one by one"])
 def test_the_due_time_of_a_message_that_was_passed_on_when_due_is_in_its_header(tmp_path: Path, is_usual: bool) -> None:
-    files = ExportedSegments(tmp_path / "messages", kind=journal.SegmentKind.MESSAGES, created_at_ms=NOW_MS)
-    files.append(
-        [
-            record("passed-on", headers={"h": "v", DUE_HEADER: "123456"}),
-            record("plain", headers={"h": "v"}),
-            record("own", headers={DUE_HEADER: "123456"}, deliver_at_ms=99),
-            record("no-number", headers={DUE_HEADER: "-1"}),
-            record("too-long", headers={DUE_HEADER: "9" * 16}),
-            *([] if is_usual else [record("unusual", headers={str(number): "v" for number in range(20)})]),
-        ]
-    )
+    records = [
+        record("passed-on", headers={"h": "v", DUE_HEADER: "123456"}),
+        record("plain", headers={"h": "v"}),
+        record("own", headers={DUE_HEADER: "123456"}, deliver_at_ms=99),
+        record("no-number", headers={DUE_HEADER: "-1"}),
+        record("too-long", headers={DUE_HEADER: "9" * 16}),
+        *([] if is_usual else [record("unusual", headers={str(number): "v" for number in range(20)})]),
+    ]
+    write_log(tmp_path / "messages", records, len(records))
 
     names = ["id", "deliver_at_ms", "body_sha256", "damage"]
     for rows_of in (message_rows, header_rows):

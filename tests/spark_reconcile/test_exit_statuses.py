@@ -123,8 +123,8 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseEx
         def fail(*_: object, **__: object) -> None:
             raise error
 
-        for module in ("options", "report_command"):
-            monkeypatch.setattr(f"spark_reconcile.cli.{module}.settings_of", fail)
+        for reader in ("command_settings", "output_folder"):
+            monkeypatch.setattr(f"spark_reconcile.cli.options.{reader}", fail)
         path = tmp_path / "reconcile.toml"
         path.write_text(f'[database]\nurl = "{URL}"\n[broker]\ndata = "broker"\n')
         return path

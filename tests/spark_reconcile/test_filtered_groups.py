@@ -13,7 +13,6 @@ import pytest
 
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
-from outbox_core.journal import journal
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Settings, Summary, run, run_windows
 from spark_reconcile.evidence.delivery_evidence import GroupFacts, GroupFilter, filters_in_force
@@ -21,6 +20,7 @@ from spark_reconcile.evidence.filter_evaluation import FilterEvaluation, evaluat
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.sources.broker_logs import survey
 from tests.fixtures.databases import Database
+from tests.spark_reconcile.message_log import LoggedMessage
 from tests.spark_reconcile.timed_ids import timed_id
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, SECOND_MS, World, no_wait, write_log
 
@@ -91,7 +91,7 @@ def test_each_message_is_judged_by_the_one_filter_that_was_asked_about_it(
 @pytest.mark.parametrize("is_few", [True, False])
 def test_what_was_evaluated_once_is_not_read_again(spark: SparkSession, tmp_path: Path, is_few: bool) -> None:
     records = [_record(number, kind) for number, kind in enumerate(("urgent", "plain"))]
-    (path,) = write_log(tmp_path / "messages", journal.SegmentKind.MESSAGES, records, 10)
+    (path,) = write_log(tmp_path / "messages", records, 10)
     evaluation = FilterEvaluation(survey(tmp_path, "messages"))
     groups = [
         GroupFacts(topic=NEWS, consumer_group="picky", filtered=1, filter=URGENT),
@@ -207,8 +207,8 @@ def _work(world: World, folder: Path) -> dict[str, str]:
     return names
 
 
-def _record(sequence: int, kind: str) -> journal.MessageRecord:
-    return journal.MessageRecord(
+def _record(sequence: int, kind: str) -> LoggedMessage:
+    return LoggedMessage(
         sequence=sequence, id=f"m-{sequence}", topic=NEWS, key=None, headers={"type": kind}, body=b"",
         created_at_ms=NOW_MS, stored_at_ms=NOW_MS,
     )  # fmt: skip

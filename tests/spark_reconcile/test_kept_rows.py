@@ -32,6 +32,24 @@ def test_a_topic_whose_rows_all_have_impossible_times_does_not_take_the_archive_
     )
 
 
+def test_what_was_discarded_does_not_say_since_when_an_archive_that_is_off_is_complete(
+    sqlite: Database, tmp_path: Path
+) -> None:
+    world, span = World(), Span(since_ms=NOW_MS - 3 * HOUR_MS, until_ms=NOW_MS)
+    world.sent("discarded", key=None, age_ms=9 * HOUR_MS, outcome="discarded")
+    settings = replace(world.write(sqlite, tmp_path), rules=[])
+    world.sent("sent", key=None, age_ms=5 * HOUR_MS)
+    other = Database(name="sqlite", url=f"sqlite:///{tmp_path / 'other.db'}", schema=None)
+    world.write_tables(other)
+
+    off = check_sources(settings, span=span).oldest_ms
+    on = check_sources(replace(settings, database_url=other.url), span=span).oldest_ms
+
+    counts = [_count(InputKind.ARCHIVE, note="discarded", first_ms=FIRST_MS)]
+    assert archive_reach(_settings(), counts, off, now_ms=NOW_MS) == NEVER_MS
+    assert archive_reach(_settings(), counts, on, now_ms=NOW_MS) == LATER_MS + 15 + SKEW_MS
+
+
 @pytest.mark.parametrize("is_whole", [True, False], ids=["a whole run", "by the hour"])
 def test_two_inboxes_of_one_group_are_complete_where_both_are(is_whole: bool) -> None:
     settings = _settings(InboxSource(group=TICKETS), InboxSource(group=TICKETS), InboxSource(group="mail"))

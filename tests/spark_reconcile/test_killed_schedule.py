@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from outbox_core.journal import journal
+from outbox_core.journal.block import FrameKind
 from spark_reconcile import Settings, run
 from tests.fixtures.databases import Database
+from tests.outbox_broker.message_log import messages_of
 from tests.spark_reconcile import killed_schedule
 from tests.spark_reconcile.world import NOW_MS, REMINDER, World
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 HOUR_S = 3_600.0  # no lateness of a broker that is killed again and again is a finding here
-NOTE, COPY = journal.SCHEDULED, journal.FIRED_COPY
 
 
 @pytest.mark.spark
@@ -35,7 +35,7 @@ def test_a_message_whose_note_a_kill_took_is_settled_or_waits_for_its_time(
     grace = replace(written.grace, late_after_seconds=HOUR_S)
     settings = replace(written, broker_data=tmp_path / "broker", grace=grace)
     records = _records(tmp_path / "broker")
-    noteless = {one for one, copies in records.items() if copies == [COPY]}
+    noteless = {one for one, copies in records.items() if copies == [FrameKind.DISPATCHED]}
     missing = {row["id"] for row in _told(tmp_path)} - set(records)
 
     summary = run(settings, session=spark, now_ms=NOW_MS)
@@ -74,12 +74,10 @@ def _told(folder: Path) -> list[dict[str, Any]]:
 
 
 def _records(data: Path) -> dict[str, list[int]]:
-    """What the message log has of each message."""
+    """The kinds of the frames that the message log has of each message."""
     found: dict[str, list[int]] = {}
-    for path in journal.segment_paths(data / "messages"):
-        for frame in journal.read_frames(path.read_bytes()[journal.HEADER_BYTES :], first_offset=0):
-            record = journal.decode_message(frame.payload)
-            found.setdefault(record.id, []).append(record.copy)
+    for stored in messages_of(data):
+        found.setdefault(stored.record.id, []).append(stored.kind)
     return found
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox_core.journal import journal
+from outbox_broker.engine.engine import Engine
+from outbox_core.messages.message import Message
 from spark_reconcile import NotComparable, Settings, run
 from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.load.lost_log_ends import beyond_the_end, torn_tail
@@ -17,6 +19,8 @@ from spark_reconcile.load.source_reader import read_all
 from spark_reconcile.sources import broker_logs as segments_module
 from spark_reconcile.sources.broker_logs import LogSegment, survey
 from tests.fixtures.databases import Database
+from tests.outbox_broker.action_log import blocks_in
+from tests.outbox_broker.message_log import stored_messages
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, World
 
 if TYPE_CHECKING:
@@ -39,17 +43,30 @@ def written(world: World, sqlite: Database, tmp_path: Path) -> Settings:
     return world.write(sqlite, tmp_path)
 
 
-def test_a_flip_in_any_byte_of_the_last_record_is_a_torn_tail_that_is_named(written: Settings) -> None:
+def test_a_last_record_that_is_cut_short_anywhere_is_a_torn_tail_that_is_named(written: Settings) -> None:
     path, begins = _last_record(written)
     good = path.read_bytes()
-    torn_bytes = len(good) - begins
 
-    told = set()
-    for place in range(begins, len(good)):
-        path.write_bytes(good[:place] + bytes([good[place] ^ 0x81]) + good[place + 1 :])
-        told.add(torn_tail(survey(written.broker_data, "messages")))
+    for size in range(begins + 1, len(good)):
+        path.write_bytes(good[:size])
+        told = torn_tail(survey(written.broker_data, "messages"))
+        assert told == f"torn tail of {size - begins} bytes at {path}: read up to it"
 
-    assert told == {f"torn tail of {torn_bytes} bytes at {path}: read up to it"}
+
+@pytest.mark.parametrize("log", ["messages", "actions"])
+def test_an_end_that_is_gone_though_it_was_durable_is_refused_also_between_two_blocks(tmp_path: Path, log: str) -> None:
+    engine = Engine.open(tmp_path)
+    engine.publisher.publish([Message(id="first", topic=PAID, body=b"")])
+    engine.publisher.publish([Message(id="last", topic=PAID, body=b"")])
+    engine.puller.pull(PAID, "g")
+    engine.close()
+    [path] = (tmp_path / log).glob("*.segment")
+    survey(tmp_path, log)
+    *_, last = blocks_in(path)
+    os.truncate(path, last.position)
+
+    with pytest.raises(NotComparable, match=f"{path} ends at {last.position} bytes, before what was durable"):
+        survey(tmp_path, log)
 
 
 @pytest.mark.parametrize("behind", [b"", bytes(4096)], ids=["whole", "zeros"])
@@ -75,8 +92,7 @@ def test_a_lost_end_that_the_actions_prove_is_refused_with_the_file_to_restore(
     spark: SparkSession, written: Settings
 ) -> None:
     path, _ = _last_record(written)
-    data = path.read_bytes()
-    path.write_bytes(data[:-5] + bytes([data[-5] ^ 1]) + data[-4:])
+    path.write_bytes(path.read_bytes()[:-5])
 
     with pytest.raises(
         NotComparable, match=f"message 3 of {PAID} .*last one there is 2.*torn tail of .*Restore {path}"
@@ -149,8 +165,6 @@ def _count(input_kind: str, topic: str, note: str, place: int) -> InputCount:
 
 
 def _last_record(settings: Settings) -> tuple[Path, int]:
-    """The last segment of the message log, and where its last frame begins in the file."""
+    """The last segment of the message log, and where its last block begins in the file."""
     path = Path(survey(settings.broker_data, "messages")[-1].path)
-    header, frames = journal.read_segment(path)
-    *_, last = frames
-    return path, journal.HEADER_BYTES + last.offset - header.first_offset
+    return path, stored_messages(path)[-1].block

@@ -14,7 +14,6 @@ from sqlalchemy import create_engine, make_url, text
 from typer.testing import CliRunner, Result
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.journal import journal
 from spark_reconcile import BusinessRule, Settings
 from spark_reconcile.cli.run_command import app
 from spark_reconcile.core.settings import KeyFormat
@@ -22,6 +21,7 @@ from spark_reconcile.repair.apply import apply_repairs
 from spark_reconcile.repair.plan import RepairAction, Suspect, plan_repairs
 from spark_reconcile.repair.plan_file import read_plan, still_to_do
 from tests.fixtures.databases import Database
+from tests.outbox_broker.message_log import message_segments
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, PAID, REMINDER, World, outbox_rows, write_log
 
 FAR_US = (NOW_MS + 365 * 24 * 3_600_000) * 1000
@@ -74,7 +74,7 @@ def test_what_the_broker_has_stored_since_is_not_written_again(sqlite: Database,
     settings, plan = _planned(sqlite, tmp_path)
     world = World()
     world.store("lost", key="1")
-    write_log(tmp_path / "broker" / "messages", journal.SegmentKind.MESSAGES, world.stored, 10)
+    write_log(tmp_path / "broker" / "messages", world.stored, 10)
 
     done = _apply(tmp_path, plan, "--yes")
 
@@ -119,7 +119,7 @@ def test_two_lost_messages_of_one_id_are_written_again_one_after_the_other(sqlit
     _execute(sqlite, "DELETE FROM outbox_message")
     world = World()
     world.store("lost", key="1")
-    write_log(tmp_path / "broker" / "messages", journal.SegmentKind.MESSAGES, world.stored, 10)
+    write_log(tmp_path / "broker" / "messages", world.stored, 10)
     second = apply_repairs(still_to_do(settings, read_plan(plan), repairs_max=10))
 
     assert ([one.name for one in first], written) == ([(PAID, "lost")], [PAID]), "its table has one row of an id"
@@ -133,7 +133,7 @@ def test_what_was_sent_before_the_brokers_log_begins_is_not_written_again(sqlite
     begun_ms = NOW_MS - 24 * HOUR_MS
 
     def held(sent_ms: int, deliver_at_ms: int | None = None, *, first_offset: int = 4_096) -> list[RepairAction]:
-        write_log(tmp_path / "broker" / "messages", journal.SegmentKind.MESSAGES, [], 10, first_offset=first_offset)
+        write_log(tmp_path / "broker" / "messages", [], 10, first_offset=first_offset)
         due = "NULL" if deliver_at_ms is None else deliver_at_ms
         _execute(sqlite, f"UPDATE outbox_archive SET sent_at_us = {sent_ms * 1000}, deliver_at_ms = {due}")
         return [one.action for one in still_to_do(settings, read_plan(plan), repairs_max=10)]
@@ -182,9 +182,9 @@ def test_nothing_is_done_without_a_word_of_its_user_or_above_the_bound(sqlite: D
 def test_a_damaged_log_ends_it_before_anything_is_changed(sqlite: Database, tmp_path: Path) -> None:
     _, plan = _planned(sqlite, tmp_path)
     before = outbox_rows(sqlite)
-    (segment,) = journal.segment_paths(tmp_path / "broker" / "messages")
+    (segment,) = message_segments(tmp_path / "broker")
     whole = bytearray(segment.read_bytes())
-    whole[journal.HEADER_BYTES + 20] ^= 1
+    whole[-1] ^= 1
     segment.write_bytes(whole)
 
     ended = _apply(tmp_path, plan, "--yes")

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from outbox_core.common.errors import ConfigurationError
-from outbox_core.journal import journal
+from outbox_core.journal.block import SEGMENT_HEAD_BYTES, SegmentHead, SegmentKind
 from spark_reconcile import NotComparable, Settings, run, run_windows
 from spark_reconcile.core.errors import OutputBusy
 from spark_reconcile.core.plausible_times import InputCount
@@ -21,6 +22,8 @@ from spark_reconcile.results.output_folder import staging
 from spark_reconcile.runs.reconciliation import only_run
 from spark_reconcile.sources.broker_logs import survey
 from tests.fixtures.databases import Database
+from tests.outbox_broker.message_log import stored_messages
+from tests.spark_reconcile.message_log import append_messages, logged
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, World, archived, no_wait
 
 if TYPE_CHECKING:
@@ -79,11 +82,9 @@ def test_a_segment_that_is_another_one_is_read_again_and_a_dropped_one_is_forgot
     counts: list[InputCount] = []
     read_log(spark, "messages", before, counts, kept=kept)
     first, *others = [Path(one.path) for one in before]
-    header = journal.SegmentHeader(
-        kind=journal.SegmentKind.MESSAGES, first_offset=before[1].first_offset, created_at_ms=NOW_MS
-    )
+    head = SegmentHead(kind=SegmentKind.MESSAGES, epoch=1, first=before[1].first_offset, created_at_ms=NOW_MS)
     first.unlink()
-    others[0].write_bytes(header.encode() + others[0].read_bytes()[journal.HEADER_BYTES :])
+    others[0].write_bytes(head.encode() + others[0].read_bytes()[SEGMENT_HEAD_BYTES:])
 
     rows = read_log(spark, "messages", survey(written.broker_data, "messages"), counts, kept=kept).frame
     read_log(spark, "messages", survey(written.broker_data, "messages"), counts, kept=kept)
@@ -102,11 +103,11 @@ def test_a_segment_restored_from_a_copy_that_went_another_way_is_read_again(
     segments = survey(written.broker_data, "messages")
     path = Path(segments[0].path)
     read_log(spark, "messages", segments, [], kept=tmp_path / "kept")
-    frames = list(journal.read_frames(path.read_bytes()[journal.HEADER_BYTES :], first_offset=0))
-    lost = journal.decode_message(frames[0].payload).id
-    other = frames[0].payload.replace(lost.encode(), b"x" * len(lost))
-    rest = path.read_bytes()[journal.HEADER_BYTES + frames[0].end :]
-    path.write_bytes(path.read_bytes()[: journal.HEADER_BYTES] + journal.frame(other) + rest)
+    whole, (stored, *_) = path.read_bytes(), stored_messages(path)
+    lost = stored.record.id
+    path.write_bytes(whole[:SEGMENT_HEAD_BYTES])
+    append_messages(path, [msgspec.structs.replace(logged(stored), id="x" * len(lost))])
+    path.write_bytes(path.read_bytes() + whole[stored.end :])
 
     now = survey(written.broker_data, "messages")
     rows = read_log(spark, "messages", now, [], kept=tmp_path / "kept").frame

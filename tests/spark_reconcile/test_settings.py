@@ -16,10 +16,12 @@ import pytest
 
 from outbox_core.common.errors import ConfigurationError
 from spark_reconcile import CompletenessBound, Condition, Operator, Settings
+from spark_reconcile.cli.options import given_settings
 from spark_reconcile.core.settings import KeyFormat
-from spark_reconcile.core.settings_file import read_config, settings_of
+from spark_reconcile.core.settings_file import command_settings, read_config, settings_of
 from spark_reconcile.load.spark_session import spark_session
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress
+from tests.fixtures.command_line import outbox
 from tests.fixtures.databases import Database
 from tests.spark_reconcile.world import HOUR_MS, NOW_MS, World
 
@@ -156,15 +158,17 @@ def test_a_small_file_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
-        ("[databas]\n", "unknown key 'databas'; did you mean 'database'"),
-        ("[grace]\nsecond = 1\n", "unknown key 'second' in [grace]; did you mean 'seconds'"),
+        ("[databas]\n", "there is no 'databas' in {file}; 'database' is meant?"),
+        ("[gracee]\n", "there is no setting 'gracee'; 'grace' is meant?"),
+        ("[output]\nfoldr='x'\n", "{file}: there is no setting 'foldr' of [output]; 'folder' is meant?"),
+        ("[grace]\nsecond = 1\n", "there is no setting 'second' of [grace]; 'seconds' is meant?"),
         ("[grace]\nseconds = -1\n", "must not be negative"),
         ("[grace]\nseconds = 'x'\n", "seconds is a number"),
         ("[grace]\nseconds = nan\n", "seconds is a number"),
         ("[grace]\nslack_seconds = inf\n", "slack_seconds is a number"),
         ("[[inboxes]]\ngroup='a'\nlag_seconds=nan\n", "lag_seconds is a number"),
         ("[[rules]]\nname='r'\n", "[rules] needs table"),
-        ("[[rules]]\nname='r'\ntabel='t'\n", "did you mean 'table'"),
+        ("[[rules]]\nname='r'\ntabel='t'\n", "'table' is meant?"),
         ("[rules]\nname='r'\n", "write [[rules]]"),
         ("[[inboxes]]\ngroup='a b'\n", "consumer group 'a b'"),
         ("[[inboxes]]\ngroup='a'\ncomplete_since='soon'\n", "complete_since is a date"),
@@ -177,7 +181,7 @@ def test_a_mistake_is_named_with_its_cure(tmp_path: Path, mistake: str, told: st
     with pytest.raises(ConfigurationError) as raised:
         _settings(tmp_path, SMALL + mistake)
 
-    assert told in str(raised.value)
+    assert told.replace("{file}", str(tmp_path / "reconcile.toml")) in str(raised.value)
 
 
 @pytest.mark.parametrize("days", ["archive_days = -30", "inbox_days = -1"])
@@ -200,7 +204,7 @@ def test_runs_are_kept_for_some_time(tmp_path: Path, days: str) -> None:
         ("{ status = [] }", "0 values"),
         ('[{ column = "a", op = "like", value = "x" }]', "op 'like' is not one of"),
         ('[{ column = "a", op = "is null", value = "x" }]', "1 values"),
-        ('[{ colum = "a" }]', "did you mean 'column'"),
+        ('[{ colum = "a" }]', "'column' is meant?"),
         ("[1]", "a condition is a table"),
     ],
 )
@@ -313,7 +317,7 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
     assert summary["sentence"] == "Not balanced: 1 lost."
     assert "WARN" not in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert re.search(r"^ +[0-9.]+ s  giving verdicts on [1-9]\d* rows$", ended.stderr, re.MULTILINE)
+    assert re.search(r"^reconcile: [1-9]\d? %; giving verdicts on [1-9]\d* rows; .* left$", ended.stderr, re.MULTILINE)
     folder = tmp_path / "reconciliation" / summary["run_id"]
     assert (folder / "report.html").exists()
     assert (old.exists(), kept.exists(), foreign.exists()) == (False, True, True)
@@ -365,6 +369,169 @@ def _settings(folder: Path, text: str) -> Settings:
 def _outbox(*arguments: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "outbox", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+SHARED = """
+log_level = "info"
+[database]
+url = "mysql+pymysql://app@db/shop"
+schemas = ["shop"]
+[broker]
+url = "http://broker:7788"
+data = "broker-data"
+port = 7788
+[compensator]
+interval = "2s"
+[reconcile]
+master = "local[2]"
+metrics_file = "recon.prom"
+repairs_max = 5
+every = "15m"
+lookback = "7d"
+[reconcile.grace]
+seconds = 5
+[reconcile.output]
+folder = "results"
+[[reconcile.rules]]
+name = "paid"
+table = "orders"
+key_column = "id"
+time_column = "paid_at"
+topic = "order.paid"
+"""
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that services have, too, in a folder that is not the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("OUTBOX_") and "__" in name]:
+        monkeypatch.delenv(name)
+    path = tmp_path / "etc" / "outbox.toml"
+    path.parent.mkdir()
+    path.write_text(SHARED)
+    return path
+
+
+def test_a_file_of_several_services_has_all_settings_of_the_command(shared: Path, tmp_path: Path) -> None:
+    given = command_settings({}, file=shared)
+
+    assert (given.run.database_url, given.run.schema) == ("mysql+pymysql://app@db/shop", None)
+    assert [rule.name for rule in given.run.rules] == ["paid"]
+    assert given.run.grace.seconds == 5
+    assert (given.master, given.repairs_max, given.every, given.lookback) == ("local[2]", 5, "15m", "7d")
+    paths = (given.run.broker_data, given.run.output, given.metrics_file)
+    assert [path and path.absolute() for path in paths] == [
+        tmp_path / "broker-data", tmp_path / "results", tmp_path / "recon.prom"
+    ], "of a file that services read, too, paths are those of the working directory"  # fmt: skip
+
+
+def test_options_win_over_the_environment_and_that_over_the_file(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    of_file = given_settings(shared)
+    for name, text in {
+        "DATABASE__URL": "sqlite:///other.db", "BROKER__DATA": "copy", "RECONCILE__GRACE__SECONDS": "6.5",
+        "RECONCILE__MASTER": "local[3]", "RECONCILE__OUTPUT__KEEP_DAYS": "9", "RECONCILE__REPAIRS_MAX": "6",
+        "DATABASE__COMPLETE_SINCE": "2026-11-01T00:00:00Z", "DATABASE__ARCHIVE": "false", "BROKER__GROUPS": "mail",
+        "RECONCILE__ARCHIVE__PARQUET": '["old", "s3a://bucket/older"]',
+        "RECONCILE__INBOXES": '[{"group": "mail"}]',
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"OUTBOX_{name}", text)
+
+    of_environment = given_settings(shared)
+    of_options = given_settings(
+        shared, url="sqlite:///third.db", grace_seconds=7, broker_data=Path("option"), reconcile={"master": "local[4]"}
+    )
+
+    assert [given.run.grace.seconds for given in (of_file, of_environment, of_options)] == [5, 6.5, 7]
+    assert [given.master for given in (of_file, of_environment, of_options)] == ["local[2]", "local[3]", "local[4]"]
+    assert [given.run.broker_data.name for given in (of_file, of_environment, of_options)] == [
+        "broker-data", "copy", "option",
+    ]  # fmt: skip
+    run = of_environment.run
+    assert (run.database_url, run.keep_days, run.archive, run.groups) == ("sqlite:///other.db", 9, False, ("mail",))
+    assert (run.complete_since_ms, of_environment.repairs_max) == (1_793_491_200_000, 6)
+    assert run.archives == (tmp_path / "old", "s3a://bucket/older")
+    assert [inbox.group for inbox in run.inboxes] == ["mail"]
+    assert [rule.name for rule in run.rules] == ["paid"], "one setting hid its neighbours"
+    assert of_options.run.database_url == "sqlite:///third.db"
+
+
+def test_the_environment_alone_is_enough_and_its_paths_are_those_of_the_working_directory(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUTBOX_DATABASE__URL", "sqlite:///shop.db")
+    monkeypatch.setenv("OUTBOX_BROKER__DATA", "data")
+    alone = tmp_path / "etc" / "reconcile.toml"
+    alone.write_text('[output]\nfolder = "beside"\n')
+
+    assert given_settings(None).run.broker_data == tmp_path / "data"
+    of_both = given_settings(alone).run
+    assert (of_both.broker_data, of_both.output) == (tmp_path / "data", tmp_path / "etc" / "beside")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (SHARED + "[grace]\nseconds = 1\n", "'grace' is reconciliation's: in a file of several services it stands in"),
+        (SHARED + "[reconcile.gracee]\n", "there is no setting 'gracee' of [reconcile]; 'grace' is meant?"),
+        (SHARED.replace("seconds = 5", "second = 5"), "no setting 'second' of [reconcile.grace]; 'seconds' is meant?"),
+        (SHARED.replace("table =", "tabel ="), "no setting 'tabel' of [reconcile.rules]; 'table' is meant?"),
+        (SHARED.replace("[reconcile", "[reconcil"), "there is no 'reconcil' in"),
+        (SHARED.replace("repairs_max = 5", "repairs_max = 0"), "repairs_max is a whole number, and at least 1"),
+        (SHARED.replace("repairs_max = 5", "repairs_max = 1.5"), "repairs_max is a whole number, and at least 1"),
+        (SHARED.replace('master = "local[2]"', "master = 2"), "[reconcile]: master is a text"),
+        ("reconcile = 1\n", "[reconcile] in"),
+    ],
+)
+def test_a_mistake_in_a_file_of_several_services_is_named(shared: Path, text: str, told: str) -> None:
+    shared.write_text(text)
+
+    with pytest.raises(ConfigurationError) as raised:
+        command_settings({}, file=shared)
+
+    assert told in str(raised.value)
+    assert str(shared) in str(raised.value) or "[reconcile]: " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "told"),
+    [
+        ("RECONCILE__GRACE__SECOND", "1", "there is no setting 'second' of [reconcile.grace]; 'seconds' is meant?"),
+        ("RECONCILE__GRACE__SECONDS", "hush", "it is not a number"),
+        ("DATABASE__ARCHIVE", "hush", "it is neither true nor false"),
+        ("DATABASE__COMPLETE_SINCE", "hush", "it is neither a date, e.g. 2026-11-01, nor epoch milliseconds"),
+        ("RECONCILE__RULES", "hush", "it is not JSON"),
+    ],
+)
+def test_a_wrong_variable_is_named_without_its_value(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, variable: str, text: str, told: str
+) -> None:
+    monkeypatch.setenv(f"OUTBOX_{variable}", text)
+
+    with pytest.raises(ConfigurationError) as raised:
+        command_settings({}, file=shared)
+
+    assert str(raised.value).startswith(f"OUTBOX_{variable} in the environment: ")
+    assert told in str(raised.value)
+    assert "hush" not in str(raised.value)
+
+
+def test_the_report_is_of_the_folder_that_the_environment_or_the_file_names(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUTBOX_CONFIG", str(shared))
+    of_file = outbox("reconcile", "report")
+    monkeypatch.setenv("OUTBOX_RECONCILE__OUTPUT__FOLDER", "elsewhere")
+    of_environment = outbox("reconcile", "report")
+    of_option = outbox("reconcile", "report", "--output", "option")
+
+    folders = [
+        next(name for name in ("results", "elsewhere", "option") if f"{name} is no folder of results" in done.stderr)
+        for done in (of_file, of_environment, of_option)
+    ]
+    assert folders == ["results", "elsewhere", "option"]
 
 
 def test_the_settings_say_that_there_is_no_archive_and_how_a_key_is_written() -> None:

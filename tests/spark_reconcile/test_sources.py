@@ -19,7 +19,8 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
 from outbox_core.journal import journal
-from outbox_core.journal.dead_letter_records import Discarded
+from outbox_core.journal.block import BLOCK_HEAD_BYTES, SEGMENT_HEAD_BYTES
+from outbox_core.journal.dead_letter_records import ClockStepped, Discarded, Edited, RedriveStopped
 from outbox_core.messages.message import GroupConfig, Message
 from spark_reconcile import Condition, NotComparable, Operator, Settings, run
 from spark_reconcile.core.settings import RunLimits
@@ -33,6 +34,8 @@ from spark_reconcile.sources.sql_source import Part, PushingSqlReader, SqlReader
 from spark_reconcile.sources.sql_statements import InputKind, Statement, business_statement
 from tests.fixtures.certificate_authority import Authority
 from tests.fixtures.databases import Database
+from tests.outbox_broker.message_log import messages_of
+from tests.spark_reconcile.message_log import logged, write_messages
 from tests.spark_reconcile.world import HOUR_MS, MINUTE_MS, NOW_MS, PAID, World, append, write_log
 
 if TYPE_CHECKING:
@@ -58,8 +61,7 @@ def test_a_torn_tail_ends_the_log_and_loses_nothing_before_it(written: Settings)
 
 def test_what_is_appended_after_the_survey_is_not_read(written: Settings) -> None:
     segments = survey(written.broker_data, "messages")
-    with Path(segments[-1].path).open("ab") as file:
-        file.write(Path(segments[0].path).read_bytes()[journal.HEADER_BYTES :])
+    append(written, "messages", list(map(logged, messages_of(written.broker_data)[:5])))
 
     rows = _log_rows(written, "messages", segments=segments)
 
@@ -69,7 +71,7 @@ def test_what_is_appended_after_the_survey_is_not_read(written: Settings) -> Non
 def test_a_flipped_bit_is_named_and_nothing_is_judged(written: Settings, spark: SparkSession) -> None:
     first = Path(survey(written.broker_data, "messages")[0].path)
     data = bytearray(first.read_bytes())
-    data[journal.HEADER_BYTES + 60] ^= 1
+    data[SEGMENT_HEAD_BYTES + BLOCK_HEAD_BYTES + 40] ^= 1
     first.write_bytes(data)
 
     with pytest.raises(NotComparable, match=rf"{first.name}: damaged .* at offset"):
@@ -108,12 +110,10 @@ def test_a_log_whose_beginning_was_dropped_reaches_back_to_its_first_segment(
 ) -> None:
     world = _world(10)
     kept = world.stored[5:]
-    write_log(written.broker_data / "messages", journal.SegmentKind.MESSAGES, kept, 5, first_offset=4_096)
-    header = journal.SegmentHeader(
-        kind=journal.SegmentKind.MESSAGES, first_offset=4_096, created_at_ms=kept[0].stored_at_ms - 1
-    )
-    path = journal.segment_path(written.broker_data / "messages", 4_096)
-    path.write_bytes(header.encode() + path.read_bytes()[journal.HEADER_BYTES :])
+    write_messages(
+        written.broker_data / "messages", kept, 5, created_at_ms=kept[0].stored_at_ms - 1, first_offset=4_096,
+        first_number=2,
+    )  # fmt: skip
 
     summary = run(written, session=spark, now_ms=NOW_MS)
 
@@ -130,7 +130,7 @@ def test_a_log_whose_beginning_was_dropped_reaches_back_to_its_first_segment(
 def test_segments_outside_the_times_asked_for_are_not_opened_and_other_rows_are_not_made(tmp_path: Path) -> None:
     world = _world(10)
     actions = sorted(world.actions, key=lambda action: action.at_ms)
-    paths = write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 5)
+    paths = write_log(tmp_path / "actions", actions, 5)
     segments = [
         msgspec.structs.replace(one, created_at_ms=number * 10 * HOUR_MS)
         for number, one in enumerate(survey(tmp_path, "actions"))
@@ -179,7 +179,7 @@ def test_every_kind_of_action_becomes_rows(tmp_path: Path) -> None:
         journal.Canceled(at_ms=7, ids=["c"], topics=[""]),
         journal.Dropped(**common, position=5),
     ]
-    write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
+    write_log(tmp_path / "actions", actions, 100)
 
     rows = _read_log("actions", survey(tmp_path, "actions"))
 
@@ -203,9 +203,12 @@ def test_actions_on_runs_become_a_row_a_run(tmp_path: Path) -> None:
         journal.Settled(**common, runs=[(7, 490), (900, 1)]),
         journal.Died(**common, entries=[(499, 4, 2)], reason="no"),
         journal.Redriven(**common, entries=[(499, 3), (502, 1)], per_second=2),
+        RedriveStopped(**common, entries=[(501, 2)], by="ops"),
+        ClockStepped(at_ms=7, by_ms=-9),
         Discarded(**common, entries=[(600, 2)], by="ops", why="paid by hand"),
+        Edited(**common, entries=[(700, 4_000, 90, "edit-1")], by="ops", why="typo"),
     ]
-    write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
+    write_log(tmp_path / "actions", actions, 100)
 
     rows = _read_log("actions", survey(tmp_path, "actions"))
 
@@ -215,7 +218,8 @@ def test_actions_on_runs_become_a_row_a_run(tmp_path: Path) -> None:
         ("requeued", None, 3, 4, 11, 1), ("acked", None, 7, 490, None, None), ("acked", None, 900, 1, None, None),
         ("died", None, 499, 4, None, 2),
         ("redriven", None, 499, 2, 7, None), ("redriven", None, 501, 1, 1_000, None),
-        ("redriven", None, 502, 1, 1_000, None), ("discarded", None, 600, 2, None, None),
+        ("redriven", None, 502, 1, 1_000, None), ("redrive_stopped", None, 501, 2, None, None),
+        ("discarded", None, 600, 2, None, None), ("edited", None, 700, 1, 7, None),
     ]  # fmt: skip
 
 
@@ -254,7 +258,7 @@ def test_redriven_letters_are_ready_so_many_a_second(tmp_path: Path) -> None:
     letters = [(sequence, 1) for sequence in range(5)]
     common: dict[str, Any] = {"topic": "t", "group": "g", "at_ms": 7_000, "entries": letters}
     actions = [journal.Redriven(**common, per_second=2), journal.Redriven(**common)]
-    write_log(tmp_path / "actions", journal.SegmentKind.ACTIONS, actions, 100)
+    write_log(tmp_path / "actions", actions, 100)
 
     rows = _read_log("actions", survey(tmp_path, "actions"))
 
@@ -268,9 +272,9 @@ def test_a_redriven_letter_is_ready_when_the_broker_says_also_behind_an_earlier_
         engine.admin.declare_group("t", "g", GroupConfig(max_attempts=1))
         engine.publisher.publish([Message(id=f"m{number}", topic="t", body=b"") for number in range(12)])
         engine.settler.nack([one.receipt for one in engine.puller.pull("t", "g", max_messages=12)], delay_ms=0)
-        engine.admin.redrive("t", "g", ids=[f"m{number}" for number in range(8)], per_second=2)
+        engine.dead_letters.redrive("t", "g", ids=[f"m{number}" for number in range(8)], per_second=2)
         clock.advance(1_500)
-        engine.admin.redrive("t", "g", per_second=3)
+        engine.dead_letters.redrive("t", "g", per_second=3)
         group = engine.context.state.group("t", "g")
         assert group is not None
         ready = {at: held.visible_at_ms for held in group.unsettled for at in range(held.first, held.end)}

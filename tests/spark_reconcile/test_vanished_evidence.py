@@ -16,6 +16,7 @@ from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
+from outbox_core.journal.block import SEGMENT_HEAD_BYTES
 from outbox_core.journal.deletion_records import DeletedGroup
 from outbox_core.messages.message import GroupConfig, Message
 from outbox_core.runtime.command import main
@@ -153,7 +154,7 @@ def test_the_end_of_a_log_and_the_place_where_it_stood_a_minute_ago(sqlite: Data
     settings = world.write(sqlite, tmp_path)
     for log, behind in (("messages", 1), ("actions", 4)):
         segments = survey(settings.broker_data, log)
-        ends = [end - segments[-1].head_bytes for end in record_ends(Path(segments[-1].path))]
+        ends = [end - SEGMENT_HEAD_BYTES for end in record_ends(Path(segments[-1].path))]
 
         now, then, before = (log_end(segments, settled_ms=NOW_MS - age * MINUTE_MS) for age in (0, 90, 1800))
 
@@ -618,7 +619,7 @@ def test_groups_of_which_old_actions_were_dropped_are_known_by_the_checkpoint(tm
 
     assert segments[0].first_offset > 0
     assert (found.live, found.is_complete) == ({(PAID, "idle"), (PAID, "busy")}, True)
-    write_log(tmp_path / "engine" / "actions", journal.SegmentKind.ACTIONS, [RESTARTED], 9, first_offset=64)
+    write_log(tmp_path / "engine" / "actions", [RESTARTED], 9, first_offset=64)
     assert not known_groups(counts, facts, survey(tmp_path / "engine", "actions")).is_complete
 
 
@@ -675,7 +676,7 @@ def settled_world(ages_h: Sequence[int]) -> World:
 def whole_logs() -> Evidence:
     """Evidence without rows, and logs of which nothing was dropped."""
     none: Any = None
-    segment = LogSegment(path="0.log", first_offset=0, created_at_ms=NOW_MS, size_bytes=0, last=True)
+    segment = LogSegment(path="1.segment", first_offset=0, created_at_ms=NOW_MS, size_bytes=0, last=True)
     return Evidence(
         inboxes=none, messages=none, actions=none, rows=none, tables=(), groups=(), counts=[], archive_reach_ms=0,
         broker_reach_ms=0, actions_reach_ms=0, surveyed={"messages": [segment], "actions": [segment]},
@@ -695,11 +696,8 @@ def note_of(summary: Summary, what: str) -> str:
 
 
 def record_ends(path: Path) -> list[int]:
-    """Behind which bytes of a segment's file its records end; actions are in a block each."""
-    if path.parent.name == "actions":
-        return [block.end for block in blocks_in(path)]
-    header, frames = journal.read_segment(path)
-    return [journal.HEADER_BYTES + frame.end - header.first_offset for frame in frames]
+    """Behind which bytes of a segment's file its records end, which are in a block each."""
+    return [block.end for block in blocks_in(path)]
 
 
 def decoded(settings: Settings) -> list[journal.Action]:
@@ -707,7 +705,7 @@ def decoded(settings: Settings) -> list[journal.Action]:
 
 
 def write_actions(settings: Settings, actions: Sequence[journal.Action]) -> None:
-    write_log(settings.broker_data / "actions", journal.SegmentKind.ACTIONS, actions, 1000)
+    write_log(settings.broker_data / "actions", actions, 1000)
 
 
 def outbox(config: Path, *options: str) -> object:

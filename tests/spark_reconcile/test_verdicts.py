@@ -44,15 +44,16 @@ TIMES = [
 FLAG, COUNT = [0, 1], [0, 1, 2]
 
 MESSAGE_FACTS: Mapping[str, Sequence[int]] = {
-    "outbox": COUNT, "parked": FLAG, "archive": COUNT, "broker": COUNT, "canceled": FLAG, "covered": FLAG,
+    "outbox": COUNT, "parked": FLAG, "archive": COUNT, "broker": COUNT, "canceled": FLAG, "discarded": FLAG,
+    "covered": FLAG,
     "business": COUNT, "topic_known": FLAG, "body_differs": FLAG, "topic_differs": FLAG, "key_differs": FLAG,
     "due_differs": FLAG, "created_ms": TIMES, "sent_ms": TIMES, "accepted_ms": TIMES, "deliver_at_ms": TIMES,
     "repeated": FLAG, "business_reach_ms": [0, 3_000_000], "cancels_reach_ms": [0, 3_000_000],
     "business_until_ms": [4_000_000, NOW_MS], "cancel": FLAG, "took_effect": FLAG, "cancel_noted": [-1, 0, 1],
-    "respelled": FLAG, "delay_cluster": FLAG, "timed": FLAG,
+    "respelled": FLAG, "delay_cluster": FLAG, "timed": FLAG, "recurring": FLAG,
 }  # fmt: skip
 DELIVERY_FACTS: Mapping[str, Sequence[int]] = {
-    "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG,
+    "stored": COUNT, "deliveries": COUNT, "acks": COUNT, "nacks": COUNT, "redrives": FLAG, "seeks": FLAG, "edits": FLAG,
     "deleted": FLAG, "effects": COUNT, "has_inbox": FLAG, "canceled": FLAG, "paused": FLAG, "filtered": FLAG,
     "last_kind": [0, 1, 2, 3, 4, 5, 6], "sequence": [-1, 0, 5], "floor": [0, 3],
     "deliver_at_ms": TIMES, "ready_ms": TIMES, "stored_ms": TIMES,
@@ -65,7 +66,7 @@ BUSINESS_FACTS: Mapping[str, Sequence[int]] = {
     "keyless": FLAG, "impossible": FLAG, "respelled": FLAG, "asked": [1, 2], "messages": [0, 1, 2, 3],
     "due_differs": FLAG, "newest_ms": TIMES, "oldest_ms": TIMES, "newest_message_ms": TIMES,
     "business_until_ms": [4_000_000, NOW_MS], "lost": FLAG, "unsent": FLAG, "pending": FLAG, "parked": FLAG,
-    "canceled": FLAG, "mismatch": FLAG,
+    "canceled": FLAG, "discarded": FLAG, "mismatch": FLAG,
     "duplicate": FLAG, "unknown": FLAG,
 }  # fmt: skip
 Scope = tuple[tuple[VerdictRule, ...], Mapping[str, Sequence[int]], Callable[[Mapping[str, int]], str]]
@@ -80,6 +81,8 @@ every_scope = pytest.mark.parametrize("scope", SCOPES)
 def _possible(scope: str, facts: Mapping[str, int]) -> bool:
     """Evidence that can come about: a row exists because some source has it."""
     if scope == "message":
+        if facts["discarded"] and (facts["outbox"] or not facts["archive"]):
+            return False
         if facts["cancel"]:
             # Of no topic, so no rule asks for it; never due, and never stored by a broker.
             nothing = not any(facts[name] for name in ("broker", "covered", "deliver_at_ms"))
@@ -87,7 +90,7 @@ def _possible(scope: str, facts: Mapping[str, int]) -> bool:
         return bool(facts["outbox"] or facts["archive"] or facts["broker"] or facts["canceled"])
     if scope == "delivery":
         return bool(facts["stored"] or facts["deliveries"] or facts["acks"] or facts["effects"] or facts["last_kind"])
-    return facts["canceled"] <= facts["messages"]
+    return facts["canceled"] + facts["discarded"] <= facts["messages"]
 
 
 def _facts(scope: str) -> st.SearchStrategy[dict[str, int]]:
@@ -120,11 +123,14 @@ def test_every_combination_of_presence_and_count_of_a_message_is_explained() -> 
     }  # fmt: skip
     for name in ("body_differs", "topic_differs", "key_differs", "due_differs", "timed"):
         small[name] = [0]
+    small["recurring"] = [0]
     plain = {**small, "cancel": [0], "took_effect": [0], "cancel_noted": [-1]}
     of_no_topic = ("broker", "covered", "business", "business_until_ms", "deliver_at_ms", "topic_known")
     cancels = {**small, "cancel": [1], **{name: [0] for name in of_no_topic}}
+    recurring = {**plain, "recurring": [1], "created_ms": [5_000_000], "sent_ms": [5_000_000], "deliver_at_ms": [0]}
     cube = [
-        dict(zip(small, values, strict=True)) for values in chain(product(*plain.values()), product(*cancels.values()))
+        dict(zip(small, values, strict=True))
+        for values in chain.from_iterable(product(*some.values()) for some in (plain, cancels, recurring))
     ]
     cube = [facts for facts in cube if _possible("message", facts)]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 
 import msgspec
 
 from outbox_core.journal import journal
+from outbox_core.journal.dead_letter_records import Edited
+from outbox_core.messages.recurring_message import RECURRING_ID
 from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS
 from tests.spark_reconcile.faults import Verdict
 from tests.spark_reconcile.world import World, sha
@@ -24,7 +27,8 @@ def with_timed_ids(world: World, expected: Iterable[Verdict] = ()) -> set[Verdic
     created = {row["id"]: row["created_at_us"] // 1000 for row in (*world.outbox, *world.archive)}
     true = range(EARLIEST_MS, LATEST_MS)
     created.update({one.id: one.created_at_ms for one in world.stored if created.get(one.id, 0) not in true})
-    names = {name: timed_id(name, time_ms) for name, time_ms in created.items()}
+    # What recurs has an id that tells when it occurred, by which the proof knows it.
+    names = {name: timed_id(name, ms) for name, ms in created.items() if not re.fullmatch(RECURRING_ID, name)}
     canceled = {sha(name): sha(renamed) for name, renamed in names.items()}
     for row in (*world.outbox, *world.archive):
         row["id"] = names[row["id"]]
@@ -32,7 +36,7 @@ def with_timed_ids(world: World, expected: Iterable[Verdict] = ()) -> set[Verdic
             row["body_sha256"] = canceled.get(row["body_sha256"], row["body_sha256"])
     for row in world.inbox:
         row["message_id"] = names.get(row["message_id"], row["message_id"])
-    world.stored[:] = [msgspec.structs.replace(one, id=names[one.id]) for one in world.stored]
+    world.stored[:] = [msgspec.structs.replace(one, id=names.get(one.id, one.id)) for one in world.stored]
     world.actions[:] = [_renamed(one, names) for one in world.actions]
     world.named = {(topic, sequence, names.get(one, one)) for topic, sequence, one in world.named}
     return {(scope, names.get(one, one), *rest) for scope, one, *rest in expected}  # type: ignore[misc]
@@ -46,5 +50,7 @@ def _renamed(action: journal.Action, names: dict[str, str]) -> journal.Action:
             return msgspec.structs.replace(
                 action, entries=[(sequence, names.get(id_, id_)) for sequence, id_ in entries]
             )
+        case Edited(entries=edits):
+            return msgspec.structs.replace(action, entries=[(*place, names.get(id_, id_)) for *place, id_ in edits])
         case _:
             return action

@@ -19,10 +19,14 @@ from sqlalchemy.schema import CreateSchema
 from outbox.store.row import CANCEL_TOPIC
 from outbox.store.schema import outbox_tables
 from outbox_core.journal import journal
+from outbox_core.journal.block import FrameKind
+from outbox_core.journal.dead_letter_records import Edited
+from outbox_core.messages.message import EDITED_HEADER
 from spark_reconcile import BusinessRule, Condition, Grace, InboxSource, Settings
 from spark_reconcile.sources.broker_logs import survey
 from tests.fixtures.databases import Database
 from tests.outbox_broker.action_log import append_actions, write_actions
+from tests.spark_reconcile.message_log import LoggedMessage, append_messages, write_messages
 
 NOW_MS = 1_800_001_800_000
 """Half past an hour: what is an hour old lies in an hour that is over."""
@@ -79,12 +83,12 @@ class World:
     outbox: list[dict[str, Any]] = field(default_factory=list)
     archive: list[dict[str, Any]] = field(default_factory=list)
     inbox: list[dict[str, Any]] = field(default_factory=list)
-    stored: list[journal.MessageRecord] = field(default_factory=list)
+    stored: list[LoggedMessage] = field(default_factory=list)
     actions: list[journal.Action] = field(default_factory=list)
     sequences: dict[str, int] = field(default_factory=dict)
     named: set[tuple[str, int, str]] = field(default_factory=set)
     """Of each action on a message: its topic and sequence, and the message that is meant."""
-    _scheduled: dict[str, journal.MessageRecord] = field(default_factory=dict)
+    _scheduled: dict[str, LoggedMessage] = field(default_factory=dict)
     last_order: int = 0
 
     # -- whole messages ----------------------------------------------------------------------------------------------
@@ -171,14 +175,14 @@ class World:
         deliver_at_ms: int | None = None, scheduled: bool = False,
     ) -> int:  # fmt: skip
         """A record of the message log; returns its sequence, -1 where it is scheduled."""
-        record = journal.MessageRecord(
+        record = LoggedMessage(
             sequence=None if scheduled else self.place(topic), id=message, topic=topic, key=key, headers={},
             body=(body or message).encode(), created_at_ms=NOW_MS - age_ms, stored_at_ms=NOW_MS - age_ms + 10,
             deliver_at_ms=deliver_at_ms,
         )  # fmt: skip
         if scheduled:
             self._scheduled[message] = record
-            record = replace(record, body=hashlib.sha256(record.body).digest(), copy=journal.SCHEDULED)
+            record = replace(record, body=hashlib.sha256(record.body).digest(), kind=FrameKind.SCHEDULED)
         self.stored.append(record)
         return -1 if record.sequence is None else record.sequence
 
@@ -195,7 +199,7 @@ class World:
         """A scheduled message fell due: it is written once more, with its sequence."""
         sequence, record = self.place(topic), self._scheduled[message]
         at_ms = NOW_MS - age_ms
-        self.stored.append(replace(record, sequence=sequence, stored_at_ms=at_ms, copy=journal.FIRED_COPY))
+        self.stored.append(replace(record, sequence=sequence, stored_at_ms=at_ms, kind=FrameKind.DISPATCHED))
         self.actions.append(journal.Fired(topic=topic, at_ms=at_ms, entries=[(sequence, message)]))
         return sequence
 
@@ -218,6 +222,26 @@ class World:
         self.named.add((topic, sequence, message))
         self.actions.append(journal.Settled(topic=topic, group=group, at_ms=NOW_MS - age_ms, runs=[(sequence, 1)]))
 
+    def edit(self, message: str, sequence: int, group: str, *, age_ms: int, topic: str = PAID) -> str:
+        """An operator's edit of a dead letter; returns the id of what it becomes."""
+        edited = self.write_edited(message, sequence, age_ms=age_ms, topic=topic)
+        entries = [(sequence, 0, 100, edited)]
+        self.actions.append(
+            Edited(topic=topic, group=group, at_ms=NOW_MS - age_ms, entries=entries, by="ops", why="typo")
+        )
+        return edited
+
+    def write_edited(self, message: str, sequence: int, *, age_ms: int, topic: str = PAID) -> str:
+        """What a dead letter becomes, in the message log; returns its id."""
+        edited = f"edit-{message}"
+        self.stored.append(
+            LoggedMessage(
+                sequence=sequence, id=edited, topic=topic, key=None, headers={EDITED_HEADER: message}, body=b"edited",
+                created_at_ms=NOW_MS - age_ms, stored_at_ms=NOW_MS - age_ms, kind=FrameKind.ASIDE,
+            )
+        )  # fmt: skip
+        return edited
+
     def handle(self, message: str, *, age_ms: int, group: str = TICKETS) -> None:
         """A row of the inbox."""
         self.inbox.append(
@@ -237,10 +261,10 @@ class World:
     def write(self, database: Database, folder: Path, *, records_a_segment: int = 1000) -> Settings:
         """Write everything; returns the settings that reconcile it."""
         self.write_tables(database)
-        write_log(folder / "broker" / "messages", journal.SegmentKind.MESSAGES, self.stored, records_a_segment)
+        write_log(folder / "broker" / "messages", self.stored, records_a_segment)
         self._check_names()
         actions = sorted(self.actions, key=lambda action: action.at_ms)
-        write_log(folder / "broker" / "actions", journal.SegmentKind.ACTIONS, actions, records_a_segment)
+        write_log(folder / "broker" / "actions", actions, records_a_segment)
         return Settings(
             database_url=database.url,
             schema=database.schema,
@@ -263,7 +287,7 @@ class World:
 
     def _check_names(self) -> None:
         """An action names a message by its sequence alone: a wrong one would be an action on another message."""
-        ids = {(one.topic, one.sequence): one.id for one in self.stored}
+        ids = {(one.topic, one.sequence): one.id for one in self.stored if one.kind is not FrameKind.ASIDE}
         fired = [one for one in self.actions if isinstance(one, journal.Fired)]
         ids.update({(one.topic, sequence): id_ for one in fired for sequence, id_ in one.entries})
         for topic, sequence, message in self.named:
@@ -296,29 +320,14 @@ class World:
 
 
 def write_log(
-    folder: Path, kind: journal.SegmentKind, records: Sequence[object], records_a_segment: int, *, first_offset: int = 0
-) -> list[Path]:
-    """A log of segments, as the broker writes them."""
-    created_at_ms = NOW_MS - 24 * HOUR_MS
-    if kind is journal.SegmentKind.ACTIONS:
-        return write_actions(
-            folder, records, records_a_segment, created_at_ms=created_at_ms, first_offset=first_offset,
-            first_number=1 if not first_offset else 2,
-        )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in journal.segment_paths(folder):
-        old.unlink()
-    offset, paths = first_offset, []
-    for start in range(0, max(len(records), 1), records_a_segment):
-        frames = b"".join(
-            journal.frame(journal.encode_record(record)) for record in records[start : start + records_a_segment]
-        )
-        header = journal.SegmentHeader(kind=kind, first_offset=offset, created_at_ms=created_at_ms)
-        path = journal.segment_path(folder, offset)
-        path.write_bytes(header.encode() + frames)
-        paths.append(path)
-        offset += len(frames)
-    return paths
+    folder: Path, records: Sequence[object], records_a_segment: int, *, first_offset: int = 0
+) -> list[Path]:  # fmt: skip
+    """A log of segments, as the broker writes it, `messages` or `actions` by the folder's name."""
+    write = write_messages if folder.name == "messages" else write_actions
+    return write(
+        folder, records, records_a_segment, created_at_ms=NOW_MS - 24 * HOUR_MS, first_offset=first_offset,
+        first_number=1 if not first_offset else 2,
+    )  # fmt: skip
 
 
 def append(settings: Settings, log: str, records: Sequence[object]) -> None:
@@ -326,9 +335,8 @@ def append(settings: Settings, log: str, records: Sequence[object]) -> None:
     path = Path(survey(settings.broker_data, log)[-1].path)
     if log == "actions":
         append_actions(path, records)
-        return
-    with path.open("ab") as file:
-        file.write(b"".join(journal.frame(journal.encode_record(record)) for record in records))
+    else:
+        append_messages(path, records)
 
 
 def archived(settings: Settings, folder: Path, rows: list[dict[str, Any]]) -> Settings:

@@ -30,7 +30,7 @@ from broker_adapter.redis.timing_store.timing_scripts import (
 )
 from broker_adapter.redis.wake_subscription import WakeSubscription
 from outbox_core.common.clock import Clock, SystemClock
-from outbox_core.common.errors import BrokerError, ConfigurationError, StorageFailed
+from outbox_core.common.errors import DECODE_ERRORS, BrokerError, ConfigurationError, StorageFailed
 from outbox_core.messages.ids import new_token
 from outbox_core.messages.timing_port import (
     Rebuild,
@@ -303,7 +303,7 @@ def _server(text: bytes) -> SlotServer | None:
     """Returns who announced itself; None also for the text of another version or program."""
     try:
         return json_decoder(SlotServer).decode(text) if text else None
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return None
 
 

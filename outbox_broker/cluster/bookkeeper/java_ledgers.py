@@ -27,6 +27,7 @@ logger: EventLogger = EventLogger(__name__)
 
 _MISSING: Final = frozenset({ResultCode.NO_SUCH_LEDGER, ResultCode.NO_SUCH_LEDGER_METADATA})
 _TOO_FEW_BOOKIES: Final = frozenset({ResultCode.NOT_ENOUGH_BOOKIES, ResultCode.NO_QUORUM_IN_TIME})
+_REGISTRATIONS: Final = "org.apache.bookkeeper.discover.RegistrationClient"
 _AT_ONCE_MAX: Final = 128
 _READERS_MAX: Final = 64
 
@@ -259,9 +260,24 @@ class JavaLedgers:
                 f"no BookKeeper cluster answers at {metadata_uri}: {error}; check the address, and that "
                 "`bookkeeper shell initnewcluster` was run for this path"
             ) from None
+        self._keep_addresses(client.getMetadataClientDriver().getRegistrationClient())
         if self._zones is not None:
             self._zones.watch(client)
         return client
+
+    def _keep_addresses(self, registrations: Any) -> None:
+        """Have the list of read-only bookies read whenever that of the writable ones changed, and the other way round.
+
+        A bookie that becomes read-only or writable has two registrations for a moment. When the earlier one ends,
+        BookKeeper 4.18 forgets the bookie's address, and reads it again only with a list that has the bookie and
+        changes: it would not connect to this bookie until another one comes or goes (apache/bookkeeper issue 4172).
+        Whoever reads a list reads the addresses that are missing.
+        """
+        for watch, read in (
+            (registrations.watchWritableBookies, "getReadOnlyBookies"),
+            (registrations.watchReadOnlyBookies, "getWritableBookies"),
+        ):
+            watch(self._runtime.call_of(registrations, read, interface=f"{_REGISTRATIONS}$RegistrationListener"))
 
     def _open_client(self) -> Any:
         self._runtime.check_process()

@@ -101,6 +101,16 @@ class JavaRuntime:
         """Returns an object of Java whose methods are functions of Python; all have to be there, defaults too."""
         return self._jpype.JProxy(interface, dict=dict(methods))
 
+    def call_of(self, target: Any, method: str, *, interface: str) -> Any:
+        """Returns an object of Java whose one method ignores its argument and calls a method of `target` that has none.
+
+        All of it is Java: a thread of Java's that is in the interpreter as that ends would abort the process.
+        """
+        handles, proxies = (self._jpype.JClass(f"java.lang.invoke.MethodHandle{kind}") for kind in ("s", "Proxies"))
+        call = handles.publicLookup().unreflect(target.getClass().getMethod(self.string(method))).bindTo(target)
+        ignoring = handles.dropArguments(call, 0, self._jpype.JClass("java.lang.Object").class_)
+        return proxies.asInterfaceInstance(self._jpype.JClass(interface).class_, ignoring)
+
     def check_process(self) -> None:
         """Raise ConfigurationError in a child process: its JVM's threads did not come with the fork. Called by each
         thread that uses Java, which is detached from it as it ends.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_broker_that_serves_is_named_and_one_that_is_down_is_a_reason_to_act(t
     down, down_json = status("--broker", url), status("--broker", url, "--json")
 
     assert (up.exit_code, down.exit_code, down_json.exit_code) == (0, 1, 1), up.output
-    assert "broker: outbox-mq" in up.output.splitlines()
+    assert f"broker: outbox-mq {version('outbox-mq')}" in up.output.splitlines()
     assert url.removeprefix("http://") in down.output
     [weakness] = json.loads(down_json.output)["broker"]["weaknesses"]
     assert "/readyz" in weakness["problem"]

@@ -21,8 +21,10 @@ from tests.engines.bookkeeper.zookeeper_ensemble import (
 )
 from tests.engines.java_server import JavaProgram, JavaServer, own_loopback_network
 
-# How long ZooKeeper keeps the registration of a bookie that was killed, which then cannot register again.
-BOOKIE_SESSION_MS = 4_000
+# How long ZooKeeper keeps the registration of a bookie that was killed, which then cannot register again. It is
+# BookKeeper's own default: a bookie whose session ends because the machine stood still waits this long for its earlier
+# registration to go, and ends itself where that does not happen.
+BOOKIE_SESSION_MS = 10_000
 # With which a bookie takes its disk for full, whatever is on it.
 FULL = {"diskUsageThreshold": 0.000_02, "diskUsageWarnThreshold": 0.000_01}
 
@@ -174,7 +176,7 @@ class BookKeeperCluster:
             self._filled.add(bookie.id)
         self._start(set(bookie_ids))
         for bookie in filled:
-            bookie.server.wait_until(partial(self._is_read_only, bookie))
+            bookie.server.wait_until(partial(self.is_read_only, bookie.id))
 
     def restore(self) -> None:
         """Start every server that does not run, or is full, on the data it has; returns when all serve, and the bookies
@@ -187,7 +189,7 @@ class BookKeeperCluster:
         self._filled.clear()
         self._start({bookie for bookie in self._bookies if not self._bookies[bookie].server.is_started})
         for bookie in self._bookies.values():
-            bookie.server.wait_until(partial(self._is_writable, bookie))
+            bookie.server.wait_until(partial(self._is_registered, bookie))
 
     def registrations(self) -> set[str]:
         """The bookies that clients can choose, and those whose session has not ended since they were killed.
@@ -195,6 +197,19 @@ class BookKeeperCluster:
         A bookie registers some time after it opened its port, so the port says nothing.
         """
         return {match[1] for match in self.zookeeper.ephemerals(re.compile(r"/ledgers/available/([0-9.]+:[0-9]+)"))}
+
+    def read_only_registrations(self) -> set[str]:
+        """The bookies that clients only read from, and those whose session has not ended since they were killed."""
+        path = re.compile(r"/ledgers/available/readonly/([0-9.]+:[0-9]+)")
+        return {match[1] for match in self.zookeeper.ephemerals(path)}
+
+    def is_read_only(self, bookie_id: str) -> bool:
+        """Whether a bookie has registered as read-only, and as nothing else."""
+        return bookie_id in self.read_only_registrations() - self.registrations()
+
+    def is_writable(self, bookie_id: str) -> bool:
+        """Whether a bookie has registered as writable, and as nothing else."""
+        return bookie_id in self.registrations() - self.read_only_registrations()
 
     def check_alive(self) -> None:
         """Raise if a server ended that was not killed."""
@@ -274,9 +289,5 @@ class BookKeeperCluster:
         for bookie_id in bookie_ids:
             self._bookies[bookie_id].server.start()
 
-    def _is_writable(self, bookie: Bookie) -> bool:
+    def _is_registered(self, bookie: Bookie) -> bool:
         return bookie.id in self.registrations()
-
-    def _is_read_only(self, bookie: Bookie) -> bool:
-        path = re.escape(f"/ledgers/available/readonly/{bookie.id}")
-        return bool(self.zookeeper.ephemerals(re.compile(path))) and bookie.id not in self.registrations()

@@ -9,7 +9,8 @@ NOT_ENOUGH_BOOKIES = "BKNotEnoughBookiesException"
 
 
 def wait_until_ledgers_can_be_made(ledgers: Ledgers) -> None:
-    """Wait until it can: a bookie that has registered is known to ZooKeeper, which tells each client in its own time.
+    """Wait until it can, and its bookies take an entry: a bookie that has registered is known to ZooKeeper, which tells
+    each client in its own time, and one that had two registrations loses its address in the client for a moment.
 
     Nodes need not wait, since they open a shard again that could not be opened.
     """
@@ -17,6 +18,8 @@ def wait_until_ledgers_can_be_made(ledgers: Ledgers) -> None:
     def is_made() -> bool:
         try:
             writer = ledgers.begin_create({})()
+            writer.append(b"an entry")
+            writer.confirm(1)
         except LedgerFailed as error:
             if NOT_ENOUGH_BOOKIES not in str(error):
                 raise

@@ -31,6 +31,7 @@ from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.running_cluster import RunningCluster, messages, publish
+from tests.outbox_broker.message_log import messages_of
 
 EXPORT_SECONDS_MAX = 300
 RUN_SECONDS_MAX = 550
@@ -69,11 +70,6 @@ def published_meanwhile(url: str) -> Iterator[list[str]]:
         thread.join()
 
 
-def records(folder: Path) -> list[journal.MessageRecord]:
-    paths = journal.segment_paths(folder / "messages")
-    return [journal.decode_message(frame.payload) for path in paths for frame in journal.read_segment(path)[1]]
-
-
 def cancels(folder: Path) -> set[str]:
     return {id_ for action in actions_of(folder) if isinstance(action, journal.Canceled) for id_ in action.ids}
 
@@ -103,7 +99,7 @@ def test_an_export_has_what_waits_and_what_was_canceled_while_the_owner_writes_o
         eventually(lambda: len(stored) >= first + 40, what="the owner writes on")
     [*_, folder] = sorted(tmp_path.glob("export-*"), key=lambda one: one.stat().st_mtime_ns)
 
-    found = {one.id: one for one in records(folder)}
+    found = {one.record.id: one.record for one in messages_of(folder)}
     dues = {message.id: message.deliver_at_ms for message in far[40:]}
     assert {name: one.deliver_at_ms for name, one in found.items() if name.startswith("far-")} == dues
     assert not found.keys() & {message.id for message in soon}, "they were delivered"
@@ -116,7 +112,7 @@ def _has_all(source: DelaySource, tmp_path: Path, ids: list[str]) -> bool:
     """What was confirmed half a second before the export is in it."""
     folder = tmp_path / f"export-{time.monotonic_ns()}"
     export = export_delay(source, folder, seconds_max=EXPORT_SECONDS_MAX)
-    found = [one.id for one in records(folder)]
+    found = [one.record.id for one in messages_of(folder)]
     assert len(found) == len(set(found)) == export.messages
     return set(ids) <= set(found)
 
@@ -168,8 +164,7 @@ def _archived(box: Outbox) -> int:
 
 
 def _stored(running: RunningCluster) -> int:
-    paths = journal.segment_paths(running.folder / "broker" / "messages")
-    return sum(1 for path in paths for _ in journal.read_segment(path)[1])
+    return len(messages_of(running.folder / "broker"))
 
 
 def reconcile(folder: Path, *, url: str, source: DelaySource, broker_data: Path) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from outbox_broker.common.engine_options import EngineOptions
 from outbox_core import Delivery, ManualClock
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError, NotSupported
-from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.limits import ATTEMPTS_MAX_DEFAULT
 from outbox_core.runtime.logs import event_name
 from tests.outbox.shop import Shop
 from tests.outbox.watched_broker import WAIT_SECONDS, WatchedBroker, message
+from tests.outbox_broker.message_log import message_segments
 
 POLL_SECONDS = 0.01
 Running = Callable[..., ConsumerRunner]
@@ -200,7 +200,7 @@ def test_what_retention_dropped_before_it_came_to_it_is_told(
         told.wait_for("m-0/1")
         for number in range(1, 40):
             broker.publish([message(number, body=bytes(1_000))])
-        dropped, *_, active = segment_paths(tmp_path / "data" / "messages")
+        dropped, *_, active = message_segments(tmp_path / "data")
         clock.advance(1_000)
         while dropped.exists():  # a check of retention may have begun before
             clock.advance(1_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_broker.schedule.delay_store import TimedMessage
-from outbox_core.journal.journal import RECORD_BYTES_MAX
+from outbox_core.journal.block import PAYLOAD_BYTES_MAX
 from outbox_core.messages.limits import BODY_BYTES_MAX
 from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened
 
@@ -14,7 +14,7 @@ from tests.outbox_broker.delay.conftest import DAY_MS, NOW_MS, Opened
 def test_what_many_publishers_stored_at_once_is_there_after_each_restart(opened: Opened) -> None:
     schedule = opened.open()
     body = b"x" * BODY_BYTES_MAX
-    ids = [f"m{number}" for number in range(RECORD_BYTES_MAX // BODY_BYTES_MAX + 1)]
+    ids = [f"m{number}" for number in range(PAYLOAD_BYTES_MAX // BODY_BYTES_MAX + 1)]
     for one in ids:  # each found room before the first was stored
         schedule.put([TimedMessage(NOW_MS + DAY_MS, one, "t", body)], now_ms=NOW_MS)
     schedule.commit()

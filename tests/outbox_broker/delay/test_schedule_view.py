@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions, ExportReport
-from outbox_broker.delay_service.exported_segments import ExportedSegments
 from outbox_broker.delay_service.target_publisher import timed
 from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
+from outbox_broker.segments.ledger import LedgerOptions, LedgerSegments
 from outbox_broker.segments.ledger_view import LedgerView
 from outbox_broker.segments.ledgers import LedgerMissing
 from outbox_broker.segments.port import SegmentReader
@@ -20,9 +20,11 @@ from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal import journal
-from outbox_core.journal.block import FRAMES_MAX
+from outbox_core.journal.block import FRAMES_MAX, SegmentKind
+from outbox_core.messages.message import Record
 from tests.outbox_broker.action_log import actions_of
 from tests.outbox_broker.delay.conftest import DAY_MS, HOUR_MS, NOW_MS, settle
+from tests.outbox_broker.message_log import messages_of
 from tests.outbox_broker.segments.ledger_cluster import SHARD, LedgerCluster
 
 OPTIONS = DelayOptions(
@@ -53,6 +55,35 @@ class Views:
         return LedgerView.open(self._cluster.shard(shard))
 
 
+class ChangingViews(Views):
+    """Views of which those of one shard lose a bucket first."""
+
+    def __init__(self, cluster: LedgerCluster, *, shard: str, changes: int) -> None:
+        super().__init__(cluster)
+        self.changes = changes
+        self._shard = shard
+
+    def view(self, shard: str) -> SegmentReader | None:
+        view = super().view(shard)
+        if shard == self._shard and self.changes:
+            self.changes -= 1
+            return Changed(view)
+        return view
+
+
+class Changed:
+    """A view whose buckets were deleted meanwhile."""
+
+    def __init__(self, view: SegmentReader) -> None:
+        self.list, self.blocks, self._read = view.list, view.blocks, view.read
+        self._buckets = {segment.name for segment in view.list() if segment.kind is SegmentKind.BUCKET}
+
+    def read(self, name: str, position: int, size_bytes: int) -> bytes:
+        if name in self._buckets:
+            raise LedgerMissing(f"{name} was deleted meanwhile")
+        return self._read(name, position, size_bytes)
+
+
 def export(
     views: Views, folder: Path, *shards: str, attempts_max: int = 3, cancels_max: int = 100
 ) -> ExportReport:  # fmt: skip
@@ -60,9 +91,8 @@ def export(
     return ClusterExport(shards=shards or (SHARD,), views=views, clock=ManualClock(), options=options).write(folder)
 
 
-def exported(folder: Path) -> list[journal.MessageRecord]:
-    paths = journal.segment_paths(folder / "messages")
-    return [journal.decode_message(frame.payload) for path in paths for frame in journal.read_segment(path)[1]]
+def exported(folder: Path) -> list[Record]:
+    return [stored.record for stored in messages_of(folder)]
 
 
 def canceled(folder: Path) -> set[str]:
@@ -167,31 +197,32 @@ def test_a_manifest_of_another_cluster_is_refused(tmp_path: Path) -> None:
         LedgerView.open(cluster.shard(cluster="others"))
 
 
-def test_records_behind_an_earlier_end_are_removed_with_their_segments(tmp_path: Path) -> None:
-    files = ExportedSegments(
-        tmp_path / "log", kind=journal.SegmentKind.MESSAGES, created_at_ms=NOW_MS, segment_bytes_max=100
-    )  # fmt: skip
-    files.append([b"\x90" * 60])
-    end = files.end
-    for _ in range(5):
-        files.append([b"\x91" * 60])
+def test_what_was_written_of_a_shard_before_it_changed_is_removed(tmp_path: Path) -> None:
+    cluster, names = LedgerCluster(), []
+    for shard in ("before", "changing", "behind"):
+        owner = DelayStore.open(LedgerSegments.open(cluster.shard(shard), options=LedgerOptions()), options=OPTIONS)
+        for number in range(12):  # some are in memory, and some in a bucket
+            put(owner, message(f"{shard}-{number}", due_ms=NOW_MS + 3 * DAY_MS))
+            names.append(f"{shard}-{number}")
+    cluster.ledgers.say_confirmed()
+    views = ChangingViews(cluster, shard="changing", changes=2)
 
-    files.rewind(end)
-    files.append([b"\x92" * 60])
+    report = export(views, tmp_path / "export", "before", "changing", "behind")
 
-    paths = journal.segment_paths(tmp_path / "log")
-    assert [frame.payload[:1] for path in paths for frame in journal.read_segment(path)[1]] == [b"\x90", b"\x92"]
-    assert sum(path.stat().st_size - journal.HEADER_BYTES for path in paths) == files.end
+    assert views.changes == 0
+    assert sorted(one.id for one in exported(tmp_path / "export")) == sorted(names)
+    assert report.messages == len(names)
 
 
-def test_exported_segments_can_be_read_by_their_owner_alone_as_the_brokers_segments(tmp_path: Path) -> None:
-    files = ExportedSegments(
-        tmp_path / "log", kind=journal.SegmentKind.MESSAGES, created_at_ms=NOW_MS, segment_bytes_max=100
-    )  # fmt: skip
+def test_an_export_can_be_read_by_its_owner_alone(tmp_path: Path) -> None:
+    cluster = LedgerCluster()
+    owner = DelayStore.open(cluster.open(), options=OPTIONS)
+    put(owner, message("a", due_ms=NOW_MS + HOUR_MS))
+    owner.cancel(["b"], now_ms=NOW_MS)
+    cluster.ledgers.say_confirmed()
 
-    for _ in range(5):
-        files.append([b"\x91" * 60])
+    export(Views(cluster), tmp_path / "export")
 
-    paths = journal.segment_paths(tmp_path / "log")
-    assert len(paths) > 1
+    paths = list((tmp_path / "export").glob("*/*.segment"))
+    assert {path.parent.name for path in paths} == {"messages", "actions"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}

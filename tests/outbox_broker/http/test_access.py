@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,9 @@ def attempt(client: Client, url: str, who: str, what: str, topic: str = "payment
         case "count" | "discard":
             body = {"all": True} | ({"why": "wrong"} if what == "discard" else {})
             return client("POST", f"{group}/dead/{what}", json=body, headers=headers).status_code
+        case "edit":
+            edit = {"operation": "op", "why": "typo", "all": True, "edit": {"headers": {"a": "b"}}}
+            return client("POST", f"{group}/dead/edit", json=edit, headers=headers).status_code
         case "figures":
             return client("GET", group, headers=headers).status_code
         case _:
@@ -94,7 +98,7 @@ def attempt(client: Client, url: str, who: str, what: str, topic: str = "payment
         ("producer", {"publish"}),
         ("consumer", {"pull", "ack", "nack"}),
         ("reader", {"figures"}),
-        ("admin", {"declare", "pause", "count", "discard", "figures"}),
+        ("admin", {"declare", "pause", "count", "discard", "edit", "figures"}),
     ],
 )
 def test_each_role_may_do_its_own_and_nothing_else(client: Client, guarded: str, who: str, allowed: set[str]) -> None:
@@ -102,7 +106,7 @@ def test_each_role_may_do_its_own_and_nothing_else(client: Client, guarded: str,
 
     seen = {
         what: attempt(client, guarded, who, what)
-        for what in ("publish", "pull", "ack", "nack", "declare", "pause", "count", "discard", "figures")
+        for what in ("publish", "pull", "ack", "nack", "declare", "pause", "count", "discard", "edit", "figures")
     }
 
     assert {what for what, status in seen.items() if status == 200} == allowed
@@ -169,6 +173,10 @@ def test_probes_and_the_document_need_no_token_and_tell_strangers_little(client:
         ("serving", "ok", None), ("storage", "ok", None),
     ]  # fmt: skip
     assert friend["checks"][1]["observed"] == "0 bytes of messages, 0 scheduled"
+    assert (stranger["roles"], stranger["version"]) == ([], None)
+    assert (friend["roles"], friend["version"]) == (["read"], version("outbox-mq"))
+    assert stranger["now_ms"] <= friend["now_ms"]
+    assert client("GET", f"{guarded}/livez").json()["now_ms"] is None
 
 
 def test_metrics_name_every_topic_so_they_need_a_reader_of_all(client: Client, guarded: str) -> None:

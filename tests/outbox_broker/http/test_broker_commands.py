@@ -149,9 +149,12 @@ def test_scheduled_messages_are_counted_shown_and_canceled(url: str, broker: Bro
     assert (shown["id"], shown["topic"]) == ("later", TOPIC)
     assert outbox("schedule", "cancel", "later", url=url) == 2
     assert "say --yes" in capsys.readouterr().err
-    assert printed(capsys, "schedule", "cancel", "later", "none", "--yes", url=url) == [
+    assert outbox("schedule", "cancel", "later", "none", "--yes", "--json", url=url) == 1
+    assert json.loads(capsys.readouterr().out) == [
         {"id": "later", "status": "canceled"}, {"id": "none", "status": "unknown"},
     ]  # fmt: skip
+    assert outbox("schedule", "cancel", "later", "--yes", url=url) == 0, "it is canceled, as was asked"
+    capsys.readouterr()
     assert outbox("schedule", "show", "later", url=url) == 1
     assert "no message is scheduled under the id later" in capsys.readouterr().err
     assert (

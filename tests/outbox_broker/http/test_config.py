@@ -12,6 +12,7 @@ from outbox_broker.config.broker_config import load
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import bind
 from outbox_core.common.errors import ConfigurationError
+from outbox_core.journal.block import FRAMES_MAX
 
 
 @pytest.fixture
@@ -104,6 +105,14 @@ def test_a_bound_of_the_engine_that_bounds_nothing_is_refused_by_name(name: str)
 
     with pytest.raises(ConfigurationError, match=f"'{name}'"):
         load({"data": Path("d"), name: too_little}, file=None)
+
+
+@pytest.mark.parametrize("name", ["fire_batch_max", "dead_search_messages_max"])
+def test_what_makes_the_frames_of_a_block_is_at_most_what_a_block_has(name: str) -> None:
+    assert getattr(EngineOptions(**{name: FRAMES_MAX}), name) == FRAMES_MAX  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigurationError, match=f"{name} must be at most {FRAMES_MAX}"):
+        EngineOptions(**{name: FRAMES_MAX + 1})  # type: ignore[arg-type]
 
 
 def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,16 @@ def test_a_drain_ends_when_the_last_message_is_settled(
     assert capsys.readouterr().out == "drained; 0 dead letters stay\n"
 
 
+def test_a_drain_tells_a_program_what_is_left(
+    url: str, broker: Broker, held: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert outbox("drain", "--wait", "--timeout", "100ms", "--progress", "json", url=url) == 1
+
+    objects = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    left = {"ready": 0, "in_flight": 1, "scheduled": 0, "dead": 0}
+    assert objects[0] == {"operation": "drain", "done": 0, "total": 1, "left_ms": None, **left}
+
+
 def test_a_drain_without_waiting_says_what_is_left(
     url: str, broker: Broker, held: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

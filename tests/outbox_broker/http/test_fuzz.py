@@ -51,7 +51,7 @@ def test_any_request_is_answered_in_the_words_of_the_protocol(
     names: tuple[str, str, str], query: dict[str, str],
 ) -> None:  # fmt: skip
     topic, group, item = (requests.utils.quote(name, safe="") for name in names)
-    path = route.path.format(topic=topic, group=group, id=item)
+    path = route.path.format(topic=topic, group=group, id=item, name=item)
 
     response = session.request(
         route.method,

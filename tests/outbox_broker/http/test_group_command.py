@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from subprocess import PIPE
 
+import msgspec
 import pytest
 
 from outbox_core import Broker, GroupConfig, Message, connect
+from outbox_core.messages.message import DeadLetter
+from outbox_core.protocol.wire_conversion import json_dead_letter
 from outbox_core.runtime.command import main
 from tests.broker_adapter.servers import served
+from tests.fixtures.fork_server import fork_server
 
 TOPIC, GROUP = "orders", "billing"
 LETTERS = 300
@@ -76,6 +82,116 @@ def test_dead_letters_are_redriven_at_a_rate(url: str, broker: Broker, capsys: p
     assert broker.admin.figures(TOPIC, GROUP)["redriving"] > 0
 
 
+def test_a_dead_letter_that_was_named_and_is_not_there_is_told_by_the_exit_status(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(broker, "m1", "m2", "m3", reason="broken")
+    named = ("--id", "m1", "--id", "none")
+
+    assert outbox("dead", "discard", *named, "--dry-run", url=url) == 1
+    assert outbox("dead", "discard", *named, "--why", "gone", "--yes", url=url) == 1
+    assert outbox("dead", "redrive", *named, url=url) == 1
+    assert outbox("dead", "redrive", "--id", "m2", "--id", "m2", url=url) == 0
+    assert outbox("dead", "discard", "--id", "m3", "--why", "gone", "--yes", url=url) == 0
+    assert outbox("dead", "redrive", url=url) == 0
+    assert outbox("dead", "discard", "--all", "--why", "gone", "--yes", url=url) == 0
+
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        f"would discard 1 dead letters of {TOPIC}/{GROUP}", "1 discarded", "0 redriven", "1 redriven", "1 discarded",
+        "0 redriven", "0 discarded",
+    ]  # fmt: skip
+    assert said.err.splitlines() == ["of the other ids this group has no dead letters"] * 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("declare", "--filter", "type ="),
+        ("declare", "--max-attempts", "0"),
+        ("seek", "--to-offset", "99"),
+        ("dead", "list", "--after", "nowhere"),
+        ("dead", "redrive", "--per-second", "0"),
+    ],
+)
+def test_what_the_broker_finds_wrong_is_a_usage_error_as_what_the_command_line_finds(
+    url: str, broker: Broker, arguments: tuple[str, ...]
+) -> None:
+    broker.admin.declare_group(TOPIC, GROUP, GroupConfig())
+
+    assert outbox(*arguments, url=url) == 2
+
+
+def test_what_is_not_there_is_no_usage_error(url: str) -> None:
+    assert outbox("pause", url=url) == 1
+
+
+def with_dead(broker: Broker) -> list[DeadLetter]:
+    """LETTERS dead letters; returns them as they are listed."""
+    broker.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+    broker.publish([Message(id=f"m{number}", topic=TOPIC, body=b"") for number in range(LETTERS)])
+    broker.nack([one.receipt for one in broker.pull(TOPIC, GROUP, max_messages=LETTERS)], reason="broken")
+    return broker.admin.dead(TOPIC, GROUP, limit=LETTERS)[0]
+
+
+def test_a_redrive_that_is_waited_for_shows_its_progress(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_dead(broker)
+    capsys.readouterr()
+
+    assert outbox("dead", "redrive", "--rate", str(LETTERS // 2), "--wait", "--progress", "json", url=url) == 0
+
+    said = capsys.readouterr()
+    objects = [json.loads(line) for line in said.err.splitlines()]
+    assert said.out == f"{LETTERS} redriven\n"
+    assert {(one["operation"], one["total"], one["done"] + one["waiting"]) for one in objects} == {
+        ("redrive", LETTERS, LETTERS)
+    }
+    assert (objects[-1]["done"], objects[-1]["left_ms"]) == (LETTERS, 0)
+    assert broker.admin.figures(TOPIC, GROUP)["redriving"] == 0
+
+
+def test_a_redrive_is_stopped_by_a_command_of_its_own(
+    url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = with_dead(broker)
+    outbox("dead", "redrive", "--rate", "1", url=url)
+    capsys.readouterr()
+
+    assert outbox("dead", "redrive", "--stop", "--json", url=url) == 0
+
+    stopped = json.loads(capsys.readouterr().out)["stopped"]
+    assert 0 < stopped < LETTERS
+    assert broker.admin.dead(TOPIC, GROUP, limit=LETTERS)[0] == before[-stopped:]
+    assert outbox("dead", "redrive", "--stop", url=url) == 0
+    assert capsys.readouterr().out == "stopped: 0 are dead letters again\n"
+    for option in (["--wait"], ["--rate", "1"], ["--id", "m1"]):
+        assert outbox("dead", "redrive", "--stop", *option, url=url) == 2
+
+
+@pytest.mark.processes
+def test_an_interrupt_stops_the_redrive_that_is_waited_for(url: str, broker: Broker) -> None:
+    before = with_dead(broker)
+    program, *arguments = (
+        "tests.outbox_broker.http.interruptible_command",
+        *("broker", "dead", "redrive", TOPIC, GROUP, "--rate", "1", "--wait", "--progress", "json", "--url", url),
+    )
+
+    with fork_server().start(program, *arguments, stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = json.loads(process.stderr.readline())
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+
+    figures = broker.admin.figures(TOPIC, GROUP)
+    assert 0 < first["waiting"] < LETTERS
+    assert process.returncode == 130
+    assert said == f"stopped: {figures['dead']} are dead letters again\n"
+    assert (figures["redriving"], figures["dead"] + figures["backlog"]) == (0, LETTERS)
+    assert broker.admin.dead(TOPIC, GROUP, limit=LETTERS)[0] == before[-figures["dead"] :]
+
+
 def die(broker: Broker, *ids: str, reason: str) -> None:
     """Publish messages, and give up on them at the second attempt."""
     broker.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=2))
@@ -131,7 +247,7 @@ def test_a_group_is_moved_paused_and_resumed(url: str, broker: Broker) -> None:
 
 
 def test_what_the_broker_refuses_is_said_in_its_words(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert outbox("declare", "--filter", "type =", url=url) == 1
+    assert outbox("declare", "--filter", "type =", url=url) == 2
     assert "at character" in capsys.readouterr().err
     assert outbox("show", url=url) == 1
     assert "there is no topic orders" in capsys.readouterr().err
@@ -260,4 +376,91 @@ def test_a_discard_that_does_not_say_which_is_not_sent(
     assert outbox("dead", "discard", "--yes", "--why", "wrong", *options, url=url) != 0
 
     assert told in " ".join(capsys.readouterr().err.split())
+    assert len(broker.admin.dead(TOPIC, GROUP)[0]) == 1
+
+
+def test_dead_letters_are_edited_after_they_were_counted(
+    url: str, broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(broker, "a", "b", "c", reason="no region")
+    die(broker, "d", "e", reason="time out")
+    why = ("--why", "typo")
+    content, lines = tmp_path / "body", tmp_path / "letters.jsonl"
+    content.write_bytes(b"\xff")
+    capsys.readouterr()
+    [letter] = [one for one in broker.admin.dead(TOPIC, GROUP)[0] if one.id == "e"]
+    shown = msgspec.json.encode(json_dead_letter(letter)).replace(b'"body":"', b'"body":"more ')
+    lines.write_bytes(shown + b'\n\n{"id": "unknown", "remove_headers": ["a"]}\n')
+
+    assert outbox("dead", "edit", "--reason", "region", "--header", "region=eu", *why, url=url) == 2
+    assert "say --yes" in capsys.readouterr().err
+    assert outbox("dead", "edit", "--id", "a", "--body-file", str(content), *why, "--yes", url=url) == 0
+    assert outbox("dead", "edit", "--reason", "region", "--header", "region=eu", *why, "--yes", "--json", url=url) == 0
+    by_id, count, by_reason = capsys.readouterr().out.splitlines()
+    assert outbox("dead", "edit", "--from", str(lines), *why, "--yes", url=url) == 1
+    from_file = capsys.readouterr().out.splitlines()
+
+    assert (by_id.split("\t")[0::2], count) == (["a", "edited"], "1 edited")
+    assert [one["id"] for one in json.loads(by_reason)["results"]] == ["b", "c"]
+    assert [line.split("\t")[0::2] for line in from_file[:2]] == [["e", "edited"], ["unknown", "not_dead"]]
+    assert [letter.id for letter in broker.admin.dead(TOPIC, GROUP)[0]] == ["d"]
+    came = {one.headers["outbox-edited-from"]: one for one in broker.pull(TOPIC, GROUP)}
+    assert came.keys() == {"a", "b", "c", "e"}
+    assert came["a"].body == b"\xff"
+    assert came["b"].headers["region"] == came["c"].headers["region"] == "eu"
+    assert came["e"].body == b"more " + letter.body
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--header", "a=b"), "say which"),
+        (("--id", "a", "--all", "--header", "a=b"), "say which"),
+        (("--id", "a"), "say what to change"),
+        (("--id", "a", "--body", "x", "--body-file", "x"), "not by both"),
+        (("--all", "--body", "x"), "for one --id"),
+        (("--id", "a", "--id", "b", "--body", "x"), "for one --id"),
+        (("--id", "a", "--body-file", "/nowhere"), "cannot be read"),
+        (("--from", "/nowhere"), "cannot be read"),
+        (("--to-ms", "1", "--header", "a=b"), "a time alone"),
+        (("--id", "a", "--header", "a=b", "--why", ""), "say why"),
+    ],
+)
+def test_an_edit_that_does_not_say_which_or_what_is_not_sent(
+    options: tuple[str, ...], told: str, url: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(broker, "a", reason="no")
+    capsys.readouterr()
+
+    assert outbox("dead", "edit", "--yes", "--why", "typo", *options, url=url) != 0
+
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert len(broker.admin.dead(TOPIC, GROUP)[0]) == 1
+
+
+def test_a_file_without_lines_edits_nothing(
+    url: str, broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(broker, "a", reason="no")
+    lines = tmp_path / "letters.jsonl"
+    lines.write_text("\n")
+    capsys.readouterr()
+
+    assert outbox("dead", "edit", "--yes", "--why", "typo", "--from", str(lines), url=url) == 0
+
+    assert capsys.readouterr().out == "0 edited\n"
+    assert len(broker.admin.dead(TOPIC, GROUP)[0]) == 1
+
+
+def test_a_line_that_is_no_edit_is_named_before_anything_is_sent(
+    url: str, broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(broker, "a", reason="no")
+    lines = tmp_path / "letters.jsonl"
+    lines.write_text('{"id": "a", "body": "x"}\n{"id": "a", "bodi": "x"}\n')
+    capsys.readouterr()
+
+    assert outbox("dead", "edit", "--yes", "--why", "typo", "--from", str(lines), url=url) == 2
+
+    assert "line 2 of" in " ".join(capsys.readouterr().err.split())
     assert len(broker.admin.dead(TOPIC, GROUP)[0]) == 1

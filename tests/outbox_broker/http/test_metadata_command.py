@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import pytest
 from broker_adapter.http.admin_client import AdminClient
 from outbox_broker.http.access_control import Access, load_tokens
 from outbox_core import Broker, GroupConfig, Message, connect
+from outbox_core.messages.recurring_message import RecurringMessage
 from outbox_core.runtime.command import main
 from tests.broker_adapter.servers import served
+from tests.fixtures.cutting_http_proxy import Point, cutting_http_proxy
 
 TOPIC, GROUP = "orders", "billing"
 SETTINGS = GroupConfig(ordered=True, filter="type = 'a'", max_attempts=5, backoff_initial_ms=7)
@@ -73,6 +75,16 @@ def publish(broker: Broker, *ids: str) -> None:
     broker.publish([Message(id=one, topic=TOPIC, body=b"x", headers={"type": "a"}) for one in ids])
 
 
+def publish_to(url: str, *ids: str) -> None:
+    with closing(connect(url)) as broker:
+        publish(broker, *ids)
+
+
+def pulled_from(url: str) -> list[str]:
+    with closing(connect(url)) as broker:
+        return pulled(broker)
+
+
 def pulled(broker: Broker, group: str = GROUP) -> list[str]:
     return [delivery.id for delivery in broker.pull(TOPIC, group)]
 
@@ -114,6 +126,39 @@ def test_a_second_import_changes_nothing(
     outcome = json.loads(capsys.readouterr().out)
     assert (outcome["made"], outcome["changed"], outcome["kept"]) == (0, 0, 1)
     assert AdminClient(target).group(TOPIC, GROUP).resume_offset == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "came"),
+    [("earliest", ["m1", "m2", "m3"]), ("latest", []), ("copy-where-contents-match", ["m2", "m3"])],
+)
+@pytest.mark.parametrize("paused", [True, False])
+@pytest.mark.parametrize("point", [Point.BEFORE, Point.BEFORE_ANSWER])
+def test_a_repeat_finishes_an_import_that_was_cut_at_any_request(
+    source: str, old: Broker, tmp_path: Path, policy: str, came: list[str], paused: bool, point: Point
+) -> None:
+    publish(old, "m1", "m2", "m3")
+    old.ack([old.pull(TOPIC, GROUP, max_messages=1)[0].receipt])
+    old.admin.pause(TOPIC, GROUP, paused=paused)
+    exported(source, tmp_path / "metadata.json")
+    command = ["import", str(tmp_path / "metadata.json"), "--positions", policy, "--yes"]
+
+    uncut, cuts = False, 0
+    while not uncut:
+        with served(tmp_path / f"target-{cuts}") as server, cutting_http_proxy(server.url) as proxy:
+            publish_to(server.url, "m1", "m2", "m3")
+            proxy.cut(*[None] * cuts, point)
+            uncut = outbox(*command, url=proxy.url) == 0
+            assert uncut or outbox(*command, url=server.url) == 0
+
+            group = AdminClient(server.url).group(TOPIC, GROUP)
+            assert (group.paused, group.settings.start) == (paused, "latest" if policy == "latest" else "earliest")
+            assert outbox(*command, url=server.url) == 0
+            AdminClient(server.url).pause(TOPIC, GROUP, paused=False)
+            assert pulled_from(server.url) == came, f"cut at request {cuts}"
+        cuts += 1
+
+    assert cuts > 3
 
 
 def test_what_contradicts_is_refused_as_a_whole_unless_it_may_be_overwritten(
@@ -237,3 +282,60 @@ def test_the_document_goes_to_standard_output_where_no_file_is_named(
     assert outbox("export", "--json", url=source) == 0
 
     assert [topic["topic"] for topic in json.loads(capsys.readouterr().out)["topics"]] == [TOPIC]
+
+
+DAILY = RecurringMessage(topic="reports", cron="0 6 * * *", tz="Europe/Berlin", key="all", body=b"\x00\xff")
+
+
+def test_recurring_messages_go_along_and_a_repeat_changes_nothing(
+    source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = AdminClient(source), AdminClient(target)
+    old.add_recurring("daily", DAILY)
+    old.add_recurring("idle", DAILY, paused=True)
+    exported(source, tmp_path / "metadata.json")
+    capsys.readouterr()
+
+    for lines in (
+        [
+            "add the recurring message daily to reports", "add the recurring message idle to reports, paused",
+            "2 made, 0 changed, 0 kept as they were",
+        ],
+        [
+            "keep the recurring message daily", "keep the recurring message idle",
+            "0 made, 0 changed, 2 kept as they were",
+        ],
+    ):  # fmt: skip
+        assert outbox("import", str(tmp_path / "metadata.json"), "--yes", url=target) == 0
+        assert capsys.readouterr().out.splitlines() == lines
+
+    shown = [new.recurring_message(name) for name in ("daily", "idle")]
+    assert [(one.tz, one.key, one.body, one.paused) for one in shown if one] == [
+        ("Europe/Berlin", "all", "AP8=", False), ("Europe/Berlin", "all", "AP8=", True),
+    ]  # fmt: skip
+
+
+def test_recurring_messages_that_differ_are_refused_as_a_whole_unless_they_may_be_overwritten(
+    source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = AdminClient(source), AdminClient(target)
+    for name in ("daily", "idle", "new"):
+        old.add_recurring(name, DAILY)
+    exported(source, tmp_path / "metadata.json")
+    new.add_recurring("daily", RecurringMessage(topic="reports", cron="0 7 * * *"))
+    new.add_recurring("idle", DAILY, paused=True)
+    capsys.readouterr()
+
+    assert outbox("import", str(tmp_path / "metadata.json"), "--yes", url=target) == 2
+
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert (
+        "daily has another cron, has another tz, has another key, has another body; the recurring message idle" in told
+    )
+    assert "idle is paused" in told
+    assert new.recurring_message("new") is None
+    assert outbox("import", str(tmp_path / "metadata.json"), "--yes", "--overwrite", url=target) == 0
+    assert "1 made, 2 changed, 0 kept as they were" in capsys.readouterr().out
+    assert [(one.name, one.cron, one.paused) for one in new.recurring()] == [
+        (name, "0 6 * * *", False) for name in ("daily", "idle", "new")
+    ]

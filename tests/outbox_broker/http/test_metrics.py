@@ -20,9 +20,9 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import InvalidMessage
-from outbox_core.journal.journal import segment_paths
 from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import GroupConfig, Message
+from tests.outbox_broker.message_log import flip_footer, footers_of, message_segments
 from tests.outbox_broker.mounts import small_disk
 from tests.outbox_broker.test_full_disk import MIB, fill
 
@@ -114,7 +114,7 @@ def test_damage_is_shown_before_it_is_met_and_once_it_is(open_engine: Callable[.
     whole = open_engine()
     publish(whole, "a", "b-damaged", "c")
     before = shown(whole)
-    [segment] = segment_paths(folder / "messages")
+    [segment] = message_segments(folder)
     data = bytearray(segment.read_bytes())
     data[data.index(b"b-damaged")] ^= 1
     segment.write_bytes(data)
@@ -159,7 +159,7 @@ def test_damage_in_the_schedule_is_shown_once_it_is_met(
     assert samples['broker_scheduled_messages{horizon="inf"}'] == 0
 
 
-def test_a_group_whose_index_cannot_be_read_takes_no_figures_from_the_others(
+def test_a_group_whose_messages_cannot_be_found_takes_no_figures_from_the_others(
     open_engine: Callable[..., Engine], folder: Path
 ) -> None:
     engine = open_engine(segment_bytes=4096)
@@ -167,8 +167,8 @@ def test_a_group_whose_index_cannot_be_read_takes_no_figures_from_the_others(
     publish(engine, *(f"m{number}" for number in range(100)), topic="unread")
     publish(engine, "a")
     engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
-    for path in [*(folder / "messages").glob("*.index"), segment_paths(folder / "messages")[0]]:
-        path.unlink()
+    flip_footer(footers_of(folder)[0])
+    message_segments(folder)[0].unlink()
 
     samples = shown(engine)
 

@@ -27,8 +27,15 @@ PROTOCOL = {
     ("get", "/v1/scheduled/{id}"),
     ("get", "/v1/refused"),
     ("post", "/v1/refused/retry"),
+    ("get", "/v1/recurring"),
+    ("put", "/v1/recurring/{name}"),
+    ("get", "/v1/recurring/{name}"),
+    ("delete", "/v1/recurring/{name}"),
+    ("post", "/v1/recurring/{name}/pause"),
+    ("post", "/v1/recurring/{name}/resume"),
     ("post", "/v1/cordon"),
     ("post", "/v1/uncordon"),
+    ("post", "/v1/snapshot"),
     ("get", "/v1/status"),
     ("get", "/v1/topics"),
     ("get", "/v1/topics/{topic}"),
@@ -39,8 +46,10 @@ PROTOCOL = {
     ("post", "/v1/topics/{topic}/groups/{group}/resume"),
     ("get", "/v1/topics/{topic}/groups/{group}/dead"),
     ("post", "/v1/topics/{topic}/groups/{group}/dead/redrive"),
+    ("post", "/v1/topics/{topic}/groups/{group}/dead/redrive/stop"),
     ("post", "/v1/topics/{topic}/groups/{group}/dead/count"),
     ("post", "/v1/topics/{topic}/groups/{group}/dead/discard"),
+    ("post", "/v1/topics/{topic}/groups/{group}/dead/edit"),
     ("get", "/metrics"),
     ("get", "/livez"),
     ("get", "/readyz"),
@@ -65,7 +74,7 @@ def test_the_document_lists_every_route_of_the_protocol_and_no_other(document: d
 
 def test_every_listed_route_is_served(client: Client, shared_url: str, document: dict[str, Any], topic: str) -> None:
     for path, methods in document["paths"].items():
-        url = shared_url + path.format(topic=topic, group="g", id="x") if "{" in path else shared_url + path
+        url = shared_url + path.format(topic=topic, group="g", id="x", name="n") if "{" in path else shared_url + path
         for method in methods:
             response = client(method.upper(), url, data=b"", headers={"content-type": "application/json"})
 

@@ -19,7 +19,7 @@ import requests
 
 from outbox_broker.engine.engine import Engine
 from outbox_core import Message
-from outbox_core.journal.journal import HEADER_BYTES, SegmentHeader, SegmentKind
+from outbox_core.journal.block import SegmentHead, SegmentKind
 from outbox_core.messages import limits
 from tests.broker_adapter.servers import ServerProcess
 from tests.fixtures.fork_server import environment, fork_server
@@ -122,15 +122,15 @@ def test_a_log_that_cannot_be_understood_is_one_clear_error_that_names_the_file(
     engine = Engine.open(tmp_path / "data")
     engine.publisher.publish([Message(id=f"m{number}", topic="t", body=b"x" * 100) for number in range(3)])
     engine.close()
-    [segment] = (tmp_path / "data" / "messages").glob("*.log")
-    header = SegmentHeader(kind=SegmentKind.ACTIONS, first_offset=0, created_at_ms=0).encode()
-    segment.write_bytes(header + segment.read_bytes()[HEADER_BYTES:])
+    [segment] = (tmp_path / "data" / "messages").glob("*.segment")
+    head = SegmentHead(kind=SegmentKind.ACTIONS, epoch=1, first=0, created_at_ms=0).encode()
+    segment.write_bytes(head + segment.read_bytes()[len(head) :])
 
     result = outbox("broker", "serve", "--data", str(tmp_path / "data"), "--port", "0")
 
     assert result.returncode == 1
     [line] = result.stderr.strip().splitlines()
-    assert segment.name in line
+    assert segment.stem in line
     assert "restore" in line
 
 

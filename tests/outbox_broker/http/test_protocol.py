@@ -238,6 +238,31 @@ def test_dead_letters_are_listed_and_redriven(client: Client, shared_url: str, t
     assert client("GET", f"{group}/dead").json() == {"dead": [], "next": None}
 
 
+def test_a_redrive_is_stopped_and_what_waited_for_its_rate_is_dead_as_before(
+    client: Client, shared_url: str, topic: str
+) -> None:
+    group = f"{shared_url}/v1/topics/{topic}/groups/g"
+    client("PUT", group, json={"max_attempts": 1})
+    messages = [{"id": f"{topic}-{number}", "body": "b"} for number in range(600)]  # more than the seconds of a test
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, *messages))
+    pulled = client("POST", f"{group}/pull", json={"max_messages": 600}).json()
+    receipts = [delivery["receipt"] for delivery in pulled["deliveries"]]
+    client("POST", f"{group}/nack", json={"receipts": receipts, "reason": "no"})
+    before = client("GET", f"{group}/dead?limit=1000").json()["dead"]
+    client("POST", f"{group}/dead/redrive", json={"all": True, "per_second": 1})
+    waiting = client("GET", group).json()["figures"]
+
+    stopped = client("POST", f"{group}/dead/redrive/stop").json()["stopped"]
+
+    assert 0 < stopped <= waiting["redriving"]
+    assert 0 < waiting["redrive_left_ms"] <= 1_000 * waiting["redriving"]
+    assert client("GET", f"{group}/dead?limit=1000").json()["dead"] == before[-stopped:]
+    assert client("POST", f"{group}/dead/redrive/stop", json={}).json() == {"stopped": 0}
+    after = client("GET", group).json()["figures"]
+    assert (after["redriving"], after["redrive_left_ms"], after["dead"]) == (0, 0, stopped)
+    assert client("POST", f"{group}-unknown/dead/redrive/stop").status_code == 404
+
+
 def test_dead_letters_are_counted_and_discarded(client: Client, shared_url: str, topic: str) -> None:
     group = f"{shared_url}/v1/topics/{topic}/groups/g"
     client("PUT", group, json={"max_attempts": 1})
@@ -257,6 +282,59 @@ def test_dead_letters_are_counted_and_discarded(client: Client, shared_url: str,
 
     assert (counted["count"], discarded, by_id) == (2, {"discarded": 2}, {"discarded": 1})
     assert [letter["id"] for letter in client("GET", f"{group}/dead").json()["dead"]] == [messages[2]["id"]]
+
+
+def test_dead_letters_are_edited(client: Client, shared_url: str, topic: str) -> None:
+    group = f"{shared_url}/v1/topics/{topic}/groups/g"
+    client("PUT", group, json={"max_attempts": 1})
+    messages = [{"id": f"{topic}-{number}", "key": "k", "body": "b"} for number in range(4)]
+    client("POST", f"{shared_url}/v1/publish", json=of_topic(topic, *messages))
+    pulled = client("POST", f"{group}/pull", json={}).json()
+    receipts = [delivery["receipt"] for delivery in pulled["deliveries"]]
+    client("POST", f"{group}/nack", json={"receipts": receipts, "reason": "no such customer"})
+    by_id = {
+        "operation": "op-1", "why": "typo",
+        "edits": [{"id": messages[1]["id"], "body": "aGk=", "encoding": "base64"}, {"id": "x", "headers": {"a": "b"}}],
+    }  # fmt: skip
+    chosen = {"operation": "op-2", "why": "typo", "where": {"key": "k"}, "edit": {"headers": {"a": "b"}}}
+
+    [edited, unknown] = client("POST", f"{group}/dead/edit", json=by_id).json()["results"]
+    others = client("POST", f"{group}/dead/edit", json=chosen).json()
+
+    assert (edited["status"], unknown["status"], unknown["new_id"]) == ("edited", "not_dead", None)
+    assert client("POST", f"{group}/dead/edit", json=by_id).json()["results"] == [edited, unknown]
+    assert [one["id"] for one in others["results"]] == [messages[number]["id"] for number in (0, 2, 3)]
+    assert others["next"] is None
+    came = {one["id"]: one for one in client("POST", f"{group}/pull", json={}).json()["deliveries"]}
+    assert came.keys() == {edited["new_id"], *(one["new_id"] for one in others["results"])}
+    of_edited = came[edited["new_id"]]
+    assert (of_edited["body"], of_edited["key"], of_edited["headers"]) == (
+        "hi", "k", {"outbox-edited-from": messages[1]["id"]},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"operation": "op", "why": "typo"},
+        {"operation": "op", "why": "typo", "edits": [{"id": "x"}]},
+        {"operation": "op", "why": "typo", "edits": [{"id": "x", "body": "b"}], "all": True},
+        {"operation": "op", "why": "typo", "edits": [{"id": "x", "body": "b"}], "edit": {"headers": {"a": "b"}}},
+        {"operation": "op", "why": "typo", "edit": {"headers": {"a": "b"}}},
+        {"operation": "op", "why": "typo", "all": True, "edit": {"body": "b"}},
+        {"operation": "op", "why": "typo", "where": {"to_ms": 1}, "edit": {"headers": {"a": "b"}}},
+        {"operation": "an op", "why": "typo", "all": True, "edit": {"headers": {"a": "b"}}},
+        {"operation": "op", "why": "", "all": True, "edit": {"headers": {"a": "b"}}},
+        {"why": "typo", "all": True, "edit": {"headers": {"a": "b"}}},
+    ],
+)
+def test_an_edit_that_does_not_say_what_or_why_is_refused(
+    client: Client, shared_url: str, topic: str, body: dict[str, Any]
+) -> None:
+    group = f"{shared_url}/v1/topics/{topic}/groups/g"
+    client("PUT", group, json={})
+
+    assert client("POST", f"{group}/dead/edit", json=body).status_code == 422
 
 
 @pytest.mark.parametrize(

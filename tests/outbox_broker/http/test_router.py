@@ -22,7 +22,7 @@ def test_every_route_is_found_with_the_names_in_its_path(route: Route) -> None:
     found, names = ROUTER.find(route.method, route.path)
 
     assert found is route
-    assert names == {name: f"{{{name}}}" for name in ("topic", "group", "id") if f"{{{name}}}" in route.path}
+    assert names == {name: f"{{{name}}}" for name in ("topic", "group", "id", "name") if f"{{{name}}}" in route.path}
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_requests_made_from_the_document_are_answered_as_it_says(
 def _as_a_schema_cannot_say(case: Any, *, filtering: str) -> None:
     """Rules that JSON Schema has no words for are kept here; and nothing waits.
 
-    An integer is written without a fraction; a filter is a language; a backoff does not begin above its end; a topic
-    has one.
+    An integer is written without a fraction; a filter and a cron expression are languages; a backoff does not begin
+    above its end; a topic has one.
     """
     if not isinstance(case.body, dict):
         return
@@ -92,6 +92,8 @@ def _as_a_schema_cannot_say(case: Any, *, filtering: str) -> None:
         body["wait_ms"] = 0
     if isinstance(body.get("filter"), str):
         body["filter"] = filtering
+    if isinstance(body.get("cron"), str):
+        body |= {"cron": "0 6 * * *", "tz": "Europe/Berlin"}
     if isinstance(body.get("to_offset"), int):
         body["to_offset"] = 0
     body.pop("backoff", None)

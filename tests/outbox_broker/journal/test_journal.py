@@ -333,6 +333,30 @@ def test_a_roll_that_is_asked_for_comes_with_the_next_block(medium: Medium) -> N
     assert len(written.records) == 6
 
 
+def test_a_segment_begins_with_the_block_that_it_is_to_begin_with(medium: Medium) -> None:
+    written = WrittenJournal()
+    written.open(medium.open(), segment_bytes=10_000)
+    journal = written.journal
+    footer = frames(FrameKind.FOOTER, [b"footer"], first_number=7)
+    first = journal.append(frames(FrameKind.SCHEDULED, [b"one"]), at_ms=AT_MS)
+    journal.commit()
+    behind = journal.append(frames(FrameKind.SCHEDULED, [b"two"]), at_ms=AT_MS, begin_with=footer)
+    journal.commit()
+    assert [segment.first for segment in journal.segments] == [0], "no roll is due"
+
+    end = journal.append(frames(FrameKind.SCHEDULED, [b"three"]), at_ms=AT_MS, roll=True, begin_with=footer)
+    journal.commit()
+
+    assert 0 < first < behind < end
+    assert [segment.first for segment in journal.segments] == [0, behind]
+    newest = journal.segments[-1]
+    found = list(journal.blocks_of(newest, {FrameKind.FOOTER, FrameKind.SCHEDULED}))
+    assert [(block.kind, block.frames[0].payload) for block in found] == [
+        (FrameKind.FOOTER, b"footer"), (FrameKind.SCHEDULED, b"three"),
+    ]  # fmt: skip
+    assert (found[0].position, found[-1].end) == (behind, end)
+
+
 def test_a_full_disk_at_an_opening_keeps_nothing_from_being_read_and_the_log_goes_on_with_room(
     local: LocalMedium, memory: MemoryMedium
 ) -> None:
@@ -392,7 +416,7 @@ def test_a_checkpoint_without_room_counts_for_nothing_and_is_no_reason_for_anoth
 
 def test_what_a_log_has_grown_by_is_the_blocks_since_the_newest_checkpoint_but_its_parts(medium: Medium) -> None:
     written = grown(medium, checkpoints=1)
-    assert 0 < written.journal.grown_bytes < 300, "two records came between the parts"
+    assert 0 < written.journal.grown_bytes < 400, "two records came between the parts, and the beginning of a segment"
     before, captured = written.journal.grown_bytes, written.journal.end
 
     written.append(size_bytes=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -11,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from outbox_broker.journal.journal import frames
 from outbox_broker.log.storage import UnsyncedStorage
 from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.errors import StorageFailed
@@ -246,3 +248,29 @@ class JournalHistory(RuleBasedStateMachine):
 
 TestJournalHistory = JournalHistory.TestCase
 TestJournalHistory.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 3, 40])
+def test_what_comes_behind_a_durable_block_whose_end_is_gone_is_read_by_the_next_owner(
+    tmp_path: Path, cut_bytes: int
+) -> None:
+    with closing(LocalSegments.open(tmp_path)) as segments:
+        journal = opened(segments)
+        journal.resume()
+        for number, record in enumerate((b"first", b"second-" * 20)):
+            journal.append(frames(FrameKind.SCHEDULED, [record], first_number=number), at_ms=1)
+        journal.seal()
+    [path] = tmp_path.glob("*.segment")
+    path.write_bytes(path.read_bytes()[:-cut_bytes])
+
+    for record in (b"third", b"fourth"):
+        with closing(LocalSegments.open(tmp_path)) as segments:
+            journal = opened(segments)
+            journal.resume()
+            journal.append(frames(FrameKind.SCHEDULED, [record]), at_ms=1)
+            journal.commit()
+
+    with closing(LocalSegments.open(tmp_path)) as segments:
+        journal = opened(segments)
+        assert recovered(journal) == [b"first", b"third", b"fourth"]
+        assert journal.recovered.damaged_bytes > 0

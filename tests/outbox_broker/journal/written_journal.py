@@ -49,12 +49,15 @@ class WrittenJournal:
         self.journal.resume()
 
     def append(self, kind: FrameKind = FrameKind.CHANGE, *, size_bytes: int = 10) -> None:
-        """Append one record."""
+        """Append one record. Of the segments that are begun so, some begin with a block that nobody counts."""
         number = len(self.records)
+        begin_with = frames(FrameKind.FOOTER, [b"of the segment before"]) if number % 3 else None
         record = (b"%d-" % number).ljust(size_bytes, b"x")
         self.records.append(record)  # before the call, in which the process may be killed behind the write
         try:
-            end = self.journal.append(frames(kind, [record], first_number=number), at_ms=AT_MS)
+            end = self.journal.append(
+                frames(kind, [record], first_number=number), at_ms=AT_MS, begin_with=begin_with
+            )  # fmt: skip
         except StorageFailed:
             del self.records[number:]
             raise

@@ -276,6 +276,7 @@ def test_a_sealed_segment_is_durable_also_where_syncs_are_left_to_the_system(
     tmp_path: Path, disk: FailingStorage
 ) -> None:
     opened = LocalSegments.open(tmp_path, storage=UnsyncedStorage(disk), boot="this")
+    disk.calls.clear()
     written = WrittenSegment.create(opened)
     ends = [written.append_committed(page("left to the system")) for _ in range(3)]
     assert disk.calls.count("sync") == 1, "as it was begun"

@@ -60,8 +60,13 @@ class WrittenSegment:
 
 
 def payloads(segments: SegmentReader, name: str = "a", *, proven: int = 0) -> list[bytes]:
-    """What the whole frames of a segment have."""
-    return [frame.payload for found in segments.blocks(name, proven=proven) for frame in found.frames]
+    """What the whole frames of a segment have, each of which stands where it is said to."""
+    found_payloads: list[bytes] = []
+    for found in segments.blocks(name, proven=proven):
+        for frame, start in zip(found.frames, found.starts, strict=True):
+            assert segments.read(name, start + FRAME_HEAD_BYTES, len(frame.payload)) == frame.payload
+            found_payloads.append(frame.payload)
+    return found_payloads
 
 
 def read_all(segments: SegmentReader, places: Sequence[FramePlace]) -> list[bytes]:

@@ -84,7 +84,7 @@ def test_nothing_is_acknowledged_on_a_topic_that_no_replica_knows_by_whoever_reg
     with cluster.replica_of(registry).paused():
         for _ in range(2):
             with (
-                broker_on(cluster, "wait=1&timeout_ms=4000") as broker,
+                broker_on(cluster, "wait=1&timeout_ms=10000") as broker,  # its first inspection has a part of that
                 pytest.raises(StorageFailed, match="0 of 1 replicas"),
             ):
                 broker.publish(batch)

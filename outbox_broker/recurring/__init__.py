@@ -1,0 +1,1 @@
+"""Recurring messages: their state, and when they occur."""
