@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -21,6 +23,7 @@ from tests.fixtures.spark_classes import archive_options
 
 pytest_plugins = ["tests.fixtures.servers", "tests.fixtures.own_process"]
 
+THREADS_END_SECONDS_MAX = 120
 MARKS_OF_FIXTURES = {"spark": "spark", "shared_mysql": "mysql", "mysql_server": "mysql"}
 
 # No deadline: two busy cores make any time limit on one example a coin toss.
@@ -42,6 +45,12 @@ def pytest_configure() -> None:
     os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options())
     if (seed := os.environ.get("OUTBOX_TEST_LATE_THREADS")) is not None:
         LateThreads(int(seed)).install()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Show where the threads are that a failed test has left, and end: Python itself would wait for them for ever."""
+    faulthandler.dump_traceback_later(THREADS_END_SECONDS_MAX, exit=True, file=sys.__stderr__)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -428,13 +428,15 @@ def test_nothing_is_lost_when_a_node_is_killed_and_the_identity_stays(
     publishers = [threading.Thread(target=publish) for _ in range(3)]
     for publisher in publishers:
         publisher.start()
-    broker.wait_for(lambda it: len(it.stored) >= 30)
-    killed_node.kill9()
-    stored = len(broker.stored)
-    broker.wait_for(lambda it: len(it.stored) >= stored + 60)
-    done.set()
-    for publisher in publishers:
-        publisher.join(WAIT_SECONDS)
+    try:
+        broker.wait_for(lambda it: len(it.stored) >= 30)
+        killed_node.kill9()
+        stored = len(broker.stored)
+        broker.wait_for(lambda it: len(it.stored) >= stored + 60)
+    finally:  # they would go on until somebody ends pytest
+        done.set()
+        for publisher in publishers:
+            publisher.join(WAIT_SECONDS)
     box.close()
     galera_shop.end_leases()
     run_until_settled(galera_shop.scan(broker).run, galera_shop)
