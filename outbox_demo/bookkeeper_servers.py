@@ -20,7 +20,7 @@ from outbox_broker.cluster.bookkeeper.java_runtime import (
     check_jars,
     find_jars,
 )
-from outbox_broker.delay_service.cluster_settings import ADDRESS_EXAMPLE
+from outbox_broker.cluster.cluster_settings import ADDRESS_EXAMPLE
 from outbox_core.common.errors import ConfigurationError, OutboxError
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
 from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from outbox_broker.cluster.cluster_admin import ClusterState, init_cluster, read_state
+from outbox_broker.cluster.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.cluster.shard_host import ShardState
 from outbox_broker.cluster.znode_records import ZnodeLayout
-from outbox_broker.delay_service.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_core.common.errors import BrokerUnavailable, OutboxError
 from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
 from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession

@@ -19,8 +19,8 @@ from outbox_core.runtime.terminal_text import escaped
 if TYPE_CHECKING:
     from outbox_broker.cluster.bookie_zones import BookieZones
     from outbox_broker.cluster.cluster_admin import ClusterState
+    from outbox_broker.cluster.cluster_settings import ClusterSettings
     from outbox_broker.cluster.znode_records import ZnodeLayout
-    from outbox_broker.delay_service.cluster_settings import ClusterSettings
     from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 
 Store = Annotated[str, typer.Option(help="The cluster's address: bookkeeper://zk1,zk2,zk3/path.")]
@@ -94,7 +94,7 @@ def drain(
 
 def sweep_ledgers(store: str, config: Path | None, *, retention: str, dry_run: bool, as_json: bool) -> None:
     """Delete ledgers that no manifest of the cluster names, and print how many."""
-    from outbox_broker.delay_service.shard_openers import ledger_shards
+    from outbox_broker.cluster.shard_openers import ledger_shards
     from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 
     retention_ms, settings = parse_duration_ms(retention), _settings(store, config)
@@ -129,10 +129,17 @@ def export(
 
     Example: outbox delay export --store bookkeeper://zk1,zk2,zk3/outbox/delay --folder ./scheduled --json
     """
-    from outbox_broker.delay_service.shard_openers import cluster_export
+    from outbox_broker.cluster.memory_budget import MemoryBudget
+    from outbox_broker.cluster.shard_names import ShardMap
+    from outbox_broker.cluster.shard_openers import ledger_shards, read_cluster
+    from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
+    from outbox_core.common.clock import SystemClock
 
-    with cluster_export(_settings(store, config)) as exporting:
-        report = exporting.write(folder)
+    settings = _settings(store, config)
+    shards = ShardMap(read_cluster(settings).generations).names()
+    options = ExportOptions(cancels_max=MemoryBudget().cancels_of(len(shards)))
+    with ledger_shards(settings) as views:
+        report = ClusterExport(shards=shards, views=views, clock=SystemClock(), options=options).write(folder)
     if as_json:
         print(json.dumps(asdict(report)))
     else:
@@ -142,7 +149,7 @@ def export(
 
 
 def _settings(store: str, config: Path | None) -> ClusterSettings:
-    from outbox_broker.delay_service.cluster_settings import load_cluster_settings
+    from outbox_broker.cluster.cluster_settings import load_cluster_settings
 
     return load_cluster_settings({"store": store}, file=config)
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outbox_broker.cluster.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.cluster.coordinator import CoordinatorOptions
 from outbox_broker.cluster.memory_budget import MemoryBudget
+from outbox_broker.cluster.shard_openers import shard_storage
 from outbox_broker.config.broker_config import load
 from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
-from outbox_broker.delay_service.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.delay_service.process import announce
-from outbox_broker.delay_service.shard_openers import shard_storage
 from outbox_broker.http.server import HttpServer, bind
 from outbox_core import connect
 from outbox_core.common.errors import ConfigurationError

@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from compensator.core import config as compensator_config
+from outbox_broker.cluster.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.config import broker_config
-from outbox_broker.delay_service.cluster_settings import ClusterSettings, load_cluster_settings
 from outbox_broker.http.access_control import load_tokens
 from spark_reconcile.core.settings_file import DECLARATION, read_config, settings_of
 

@@ -13,8 +13,8 @@ from outbox_broker.cluster.bookie_tls import BookieTls, tls_problems
 from outbox_broker.cluster.bookkeeper.java_ledgers import BookKeeperOptions, JavaLedgers
 from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE, JavaRuntime
 from outbox_broker.cluster.bookkeeper.zookeeper_login import set_zookeeper_login
-from outbox_broker.delay_service.cluster_settings import load_cluster_settings
-from outbox_broker.delay_service.shard_openers import ledger_shards
+from outbox_broker.cluster.cluster_settings import load_cluster_settings
+from outbox_broker.cluster.shard_openers import ledger_shards
 from outbox_broker.segments.ledgers import LedgerFailed
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.zookeeper.zookeeper_settings import ZooKeeperSecurity

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_broker.cluster.bookie_list import BookieList
 from outbox_broker.cluster.bookie_tls import BookieTls, tls_problems
-from outbox_broker.delay_service.cluster_settings import ClusterSettings
+from outbox_broker.cluster.cluster_settings import ClusterSettings
 from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.certificate_authority import Authority
 

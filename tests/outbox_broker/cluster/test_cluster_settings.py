@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_broker.delay_service.cluster_settings import load_cluster_settings
+from outbox_broker.cluster.cluster_settings import load_cluster_settings
 from outbox_core.common.errors import ConfigurationError
 
 STORE = "bookkeeper://zk1/outbox"

@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING
 from outbox_broker.cluster.bookie_list import read_bookies
 from outbox_broker.cluster.bookie_room import BookieRoom, RoomOptions
 from outbox_broker.cluster.cluster_admin import read_config
-from outbox_broker.cluster.memory_budget import MemoryBudget
+from outbox_broker.cluster.cluster_settings import ClusterSettings
 from outbox_broker.cluster.shard_host import OpenedShard, OpenShard
-from outbox_broker.cluster.shard_names import ShardMap
 from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
 from outbox_broker.cluster.zone_file import ZoneFile
-from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
-from outbox_broker.delay_service.cluster_settings import ClusterSettings
 from outbox_broker.segments.local import LocalSegments
-from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
@@ -57,21 +53,12 @@ def shard_storage(settings: ClusterSettings) -> Iterator[ShardStorage]:
 @contextmanager
 def ledger_shards(settings: ClusterSettings) -> Iterator[LedgerShards]:
     """Yields the cluster's shards on BookKeeper, and ends their clients. Raises ConfigurationError."""
-    with _ledger_shards(settings, _config(settings)) as shards:
+    with _ledger_shards(settings, read_cluster(settings)) as shards:
         yield shards
 
 
-@contextmanager
-def cluster_export(settings: ClusterSettings) -> Iterator[ClusterExport]:
-    """Yields what exports the shards of a cluster on BookKeeper, and ends its clients. Raises ConfigurationError."""
-    config = _config(settings)
-    shards = ShardMap(config.generations).names()
-    with _ledger_shards(settings, config) as views:
-        options = ExportOptions(cancels_max=MemoryBudget().cancels_of(len(shards)))
-        yield ClusterExport(shards=shards, views=views, clock=SystemClock(), options=options)
-
-
-def _config(settings: ClusterSettings) -> ClusterConfig:
+def read_cluster(settings: ClusterSettings) -> ClusterConfig:
+    """Returns what all nodes of the cluster agree on. Raises ConfigurationError, CoordinatorUnavailable."""
     with closing(ZooKeeperSession(settings.address, options=settings.session)) as session:
         return read_config(session, ZnodeLayout(settings.address.root))
 
