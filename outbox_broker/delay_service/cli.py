@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
@@ -10,7 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from outbox_broker.delay_service import cluster_cli
+from outbox_broker.cluster import cluster_cli
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.config_files import read_secret
 from outbox_core.runtime.logs import LogFormat
@@ -50,13 +52,48 @@ class TimingCommands(Protocol):
         """Compare it with its database once."""
 
 
-for _command in (cluster_cli.init, cluster_cli.drain, cluster_cli.export):
+for _command in (cluster_cli.init, cluster_cli.drain):
     app.command()(_command)
 
 
 @app.callback()
 def _delay() -> None:
     """Run a delay service in front of any broker."""
+
+
+@app.command()
+def export(
+    store: cluster_cli.Store,
+    folder: Annotated[Path, typer.Option(help="Where the logs go: an empty folder, or one that is not there yet.")],
+    config: cluster_cli.Config = None,
+    as_json: cluster_cli.Json = False,
+) -> None:
+    """Write what waits in a cluster in the format of a broker's logs.
+
+    That is, its messages and the cancels that it remembers.
+
+    Beside running nodes, which are not disturbed: it reads up to what the bookies know to be confirmed. Bodies are
+    replaced by their SHA-256. `outbox reconcile` runs it by itself.
+
+    Example: outbox delay export --store bookkeeper://zk1,zk2,zk3/outbox/delay --folder ./scheduled --json
+    """
+    from outbox_broker.cluster.memory_budget import MemoryBudget
+    from outbox_broker.cluster.shard_names import ShardMap
+    from outbox_broker.cluster.shard_openers import ledger_shards, read_cluster
+    from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
+    from outbox_core.common.clock import SystemClock
+
+    settings = cluster_cli.settings_of(store, config)
+    shards = ShardMap(read_cluster(settings).generations).names()
+    options = ExportOptions(cancels_max=MemoryBudget().cancels_of(len(shards)))
+    with ledger_shards(settings) as views:
+        report = ClusterExport(shards=shards, views=views, clock=SystemClock(), options=options).write(folder)
+    if as_json:
+        print(json.dumps(asdict(report)))
+    else:
+        print(f"{report.shards} shards: {report.messages} messages wait, {report.cancels} cancels are remembered")
+        if report.undecodable:
+            print(f"{report.undecodable} messages cannot be decoded; the log has their ids")
 
 
 @app.command()

@@ -1,5 +1,5 @@
-"""What `outbox delay init`, `status`, `drain`, `sweep` and `export` do with a cluster: its znodes, its state, the
-hand-over of a node, ledgers that nothing names any more, and what waits in the cluster.
+"""What `outbox delay init`, `status`, `drain` and `sweep` do with a cluster: its znodes, its state, the hand-over of a
+node, and ledgers that nothing names any more.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -47,7 +46,7 @@ def init(
     """
     from outbox_broker.cluster import cluster_admin
 
-    with _session(_settings(store, config)) as (session, layout):
+    with _session(settings_of(store, config)) as (session, layout):
         change = cluster_admin.add_generation if add_generation else cluster_admin.init_cluster
         made = change(session, layout, shards=shards)
     if as_json:
@@ -60,7 +59,7 @@ def show_cluster(store: str, config: Path | None, *, as_json: bool) -> None:
     """Print nodes and shards, why shards wait, and whether a bookie can be spared. Exit status 1 if any shard waits."""
     from outbox_broker.cluster.cluster_admin import read_state
 
-    settings = _settings(store, config)
+    settings = settings_of(store, config)
     with _session(settings) as (session, layout):
         state = read_state(session, layout)
     bookies, text = _bookies(settings)
@@ -87,7 +86,7 @@ def drain(
     """
     from outbox_broker.cluster.cluster_admin import request_drain
 
-    with _session(_settings(store, config)) as (session, layout):
+    with _session(settings_of(store, config)) as (session, layout):
         request_drain(session, layout, name=node, undo=undo)
     print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `outbox delay status` shows when'}")
 
@@ -97,7 +96,7 @@ def sweep_ledgers(store: str, config: Path | None, *, retention: str, dry_run: b
     from outbox_broker.cluster.shard_openers import ledger_shards
     from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 
-    retention_ms, settings = parse_duration_ms(retention), _settings(store, config)
+    retention_ms, settings = parse_duration_ms(retention), settings_of(store, config)
     with ledger_shards(settings) as shards:
         report = shards.sweeper(retention_ms=retention_ms).sweep(dry_run=dry_run)
         in_one_zone = None if settings.zone_file is None else shards.ledgers_in_one_zone()
@@ -114,41 +113,8 @@ def sweep_ledgers(store: str, config: Path | None, *, retention: str, dry_run: b
             print(f"{in_one_zone} ledgers have entries all of whose copies are in one zone")
 
 
-def export(
-    store: Store,
-    folder: Annotated[Path, typer.Option(help="Where the logs go: an empty folder, or one that is not there yet.")],
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Write what waits in a cluster in the format of a broker's logs.
-
-    That is, its messages and the cancels that it remembers.
-
-    Beside running nodes, which are not disturbed: it reads up to what the bookies know to be confirmed. Bodies are
-    replaced by their SHA-256. `outbox reconcile` runs it by itself.
-
-    Example: outbox delay export --store bookkeeper://zk1,zk2,zk3/outbox/delay --folder ./scheduled --json
-    """
-    from outbox_broker.cluster.memory_budget import MemoryBudget
-    from outbox_broker.cluster.shard_names import ShardMap
-    from outbox_broker.cluster.shard_openers import ledger_shards, read_cluster
-    from outbox_broker.delay_service.cluster_export import ClusterExport, ExportOptions
-    from outbox_core.common.clock import SystemClock
-
-    settings = _settings(store, config)
-    shards = ShardMap(read_cluster(settings).generations).names()
-    options = ExportOptions(cancels_max=MemoryBudget().cancels_of(len(shards)))
-    with ledger_shards(settings) as views:
-        report = ClusterExport(shards=shards, views=views, clock=SystemClock(), options=options).write(folder)
-    if as_json:
-        print(json.dumps(asdict(report)))
-    else:
-        print(f"{report.shards} shards: {report.messages} messages wait, {report.cancels} cancels are remembered")
-        if report.undecodable:
-            print(f"{report.undecodable} messages cannot be decoded; the log has their ids")
-
-
-def _settings(store: str, config: Path | None) -> ClusterSettings:
+def settings_of(store: str, config: Path | None) -> ClusterSettings:
+    """Returns the settings of the cluster at an address. Raises ConfigurationError."""
     from outbox_broker.cluster.cluster_settings import load_cluster_settings
 
     return load_cluster_settings({"store": store}, file=config)
