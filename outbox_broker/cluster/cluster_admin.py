@@ -10,7 +10,14 @@ import msgspec
 
 from outbox_broker.cluster.shard_decision import ClusterView, why_waiting
 from outbox_broker.cluster.shard_names import ShardMap, check_generations
-from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout, decode_config, encode
+from outbox_broker.cluster.znode_records import (
+    ClusterConfig,
+    ClusterKind,
+    ZnodeLayout,
+    decode_config,
+    encode,
+    require_kind,
+)
 from outbox_broker.cluster.zookeeper_registry import read_view
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.zookeeper.zookeeper_errors import CoordinatorUnavailable
@@ -27,14 +34,19 @@ class ClusterState:
     waiting: Mapping[str, str]
 
 
-def init_cluster(session: ZooKeeperSession, layout: ZnodeLayout, *, shards: int) -> ClusterConfig:
-    """Make a cluster with one generation of shards; idempotent. Raises ConfigurationError if it has others already."""
+def init_cluster(
+    session: ZooKeeperSession, layout: ZnodeLayout, *, shards: int, kind: ClusterKind = ClusterKind.DELAY
+) -> ClusterConfig:
+    """Make a cluster with one generation of shards; idempotent. Raises ConfigurationError if it has others already, or
+    is of another kind.
+    """
     check_generations([shards])
     for folder in layout.folders:
         session.create(folder, b"")
-    config = ClusterConfig(cluster=secrets.token_hex(8), generations=[shards])
+    config = ClusterConfig(cluster=secrets.token_hex(8), generations=[shards], kind=kind)
     if session.create(layout.config, encode(config)) is None:
         config = read_config(session, layout)
+        require_kind(config, kind, root=layout.root)
         if config.generations != [shards]:
             raise ConfigurationError(
                 f"the cluster at {layout.root} exists, with {_words(config.generations)}; "
@@ -49,6 +61,7 @@ def add_generation(session: ZooKeeperSession, layout: ZnodeLayout, *, shards: in
     if znode is None:
         raise _missing(layout)
     config = decode_config(znode.data, path=layout.config)
+    require_kind(config, ClusterKind.DELAY, root=layout.root)
     grown = msgspec.structs.replace(config, generations=[*config.generations, shards])
     check_generations(grown.generations)
     if session.write(layout.config, encode(grown), version=znode.version) is None:

@@ -88,7 +88,7 @@ def drain(
 
     with _session(settings_of(store, config)) as (session, layout):
         request_drain(session, layout, name=node, undo=undo)
-    print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `outbox delay status` shows when'}")
+    print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `status` shows when'}")
 
 
 def sweep_ledgers(store: str, config: Path | None, *, retention: str, dry_run: bool, as_json: bool) -> None:

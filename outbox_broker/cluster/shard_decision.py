@@ -73,7 +73,7 @@ def why_waiting(shard: str, view: ClusterView) -> str | None:
     if node is not None and node in view.nodes:
         return f"node {view.nodes[node].name} is assigned and has not taken it yet"
     if not view.nodes:
-        return "no node is alive: start one with `outbox delay serve`"
+        return "no node is alive: start one with `outbox delay serve`, or `outbox broker serve`"
     if all(record.unable is not None for record in view.nodes.values()):
         name, reason = next((record.name, record.unable) for record in view.nodes.values())
         return f"no node can take shards; node {name}: {reason}"

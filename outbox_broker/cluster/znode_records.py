@@ -1,6 +1,6 @@
 """The cluster's znodes: their paths, and what they contain as JSON. No ZooKeeper client.
 
-<root>/config           ClusterConfig, written by `outbox delay init`
+<root>/config           ClusterConfig, written by `outbox delay init`, or by the first node of a broker
 <root>/nodes/<id>       NodeRecord, ephemeral; the id is that of the node's session
 <root>/contacts/<id>    ephemeral, written at each beat of the node
 <root>/leader           LeaderRecord, ephemeral: the node that assigns
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -26,6 +27,15 @@ FORMAT: Final = 1
 REASON_CHARS_MAX: Final = 500
 
 
+class ClusterKind(StrEnum):
+    """What the shards of a cluster are."""
+
+    DELAY = "delay"
+    """Schedules, whose messages are published to another broker."""
+    BROKER = "broker"
+    """One engine: a broker."""
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What all nodes of a cluster agree on."""
 
@@ -34,6 +44,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     generations: list[int]
     """The number of shards of each generation; the last one gets what is published."""
     format: int = FORMAT
+    kind: ClusterKind = ClusterKind.DELAY
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +162,13 @@ def decode(data: bytes, kind: type[Record], *, path: str) -> Record:
         return json_decoder(kind).decode(data)
     except DECODE_ERRORS as error:
         raise ConfigurationError(f"the znode {path} does not contain a {kind.__name__} of this cluster") from error
+
+
+def require_kind(config: ClusterConfig, kind: ClusterKind, *, root: str) -> None:
+    """Raise ConfigurationError unless a cluster is of this kind."""
+    if config.kind is not kind:
+        here = "a broker" if config.kind is ClusterKind.BROKER else "a delay cluster"
+        raise ConfigurationError(f"{root} is the path of {here}: name another path in --store")
 
 
 def decode_config(data: bytes, *, path: str) -> ClusterConfig:

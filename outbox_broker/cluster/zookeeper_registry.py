@@ -17,6 +17,7 @@ from outbox_broker.cluster.shard_decision import ClusterView
 from outbox_broker.cluster.znode_records import (
     AssignmentRecord,
     ClusterConfig,
+    ClusterKind,
     LeaderRecord,
     NodeRecord,
     OwnerRecord,
@@ -24,6 +25,7 @@ from outbox_broker.cluster.znode_records import (
     decode,
     decode_config,
     encode,
+    require_kind,
 )
 from outbox_core.common.clock import Clock, SystemClock
 from outbox_core.common.errors import ConfigurationError, OutboxError
@@ -48,13 +50,17 @@ class ZooKeeperRegistry:
         *,
         connect: Callable[[], ZooKeeperSession],
         record: NodeRecord,
+        kind: ClusterKind = ClusterKind.DELAY,
         clock: Clock | None = None,
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
-        """`connect` begins a session. `clock`: the machine's wall clock; `clock_ms`: see boot_ms."""
+        """`connect` begins a session. `kind`: of the cluster that this node is for. `clock`: the machine's wall clock;
+        `clock_ms`: see boot_ms.
+        """
         self._layout = layout
         self._connect = connect
         self._record = record
+        self._kind = kind
         self._wall = clock or SystemClock()
         self._clock_ms = clock_ms
         self._session: ZooKeeperSession | None = None
@@ -92,6 +98,7 @@ class ZooKeeperRegistry:
                 f"there is no cluster at {self._layout.root}: make it with `outbox delay init`, or correct the path"
             )
         config = decode_config(znode.data, path=self._layout.config)
+        require_kind(config, self._kind, root=self._layout.root)
         if self._cluster not in {None, config.cluster}:
             raise ConfigurationError(f"the cluster at {self._layout.root} is another one than before: restart the node")
         self._cluster = config.cluster

@@ -6,7 +6,6 @@ It serves clients while it hands its shards over, forwarding their requests to t
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,8 @@ from outbox_broker.cluster.coordinator import CoordinatorOptions
 from outbox_broker.cluster.memory_budget import MemoryBudget
 from outbox_broker.cluster.shard_openers import shard_storage
 from outbox_broker.config.broker_config import load
-from outbox_broker.config.credential_reload import reload_credentials
+from outbox_broker.config.node_server import serve_until_handed_over
 from outbox_broker.delay_service.cluster_node import ClusterNode, NodeOptions
-from outbox_broker.delay_service.process import announce
 from outbox_broker.http.server import HttpServer, bind
 from outbox_core import connect
 from outbox_core.common.errors import ConfigurationError
@@ -28,14 +26,11 @@ from outbox_core.runtime.build_info import build
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
 from outbox_core.runtime.reload_signal import ReloadSignal
-from outbox_core.runtime.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     import socket
 
     from outbox_broker.config.broker_config import BrokerConfig
-    from outbox_broker.http.access_control import Access
-    from outbox_broker.http.server_certificate import ServerCertificate
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -70,7 +65,13 @@ def _run(
             try:
                 node.start()
                 freeze_what_stays()
-                _serve(config, node, bound, reloads=reloads)
+                server = HttpServer(
+                    node.served(), bound, settings=config.http_settings, access=config.access(), tls=config.tls
+                )  # fmt: skip
+                serve_until_handed_over(
+                    server, config, reloads=reloads, what="delay service", hand_over=node.close,
+                    use_certificate=node.use_certificate,
+                )  # fmt: skip
             finally:
                 node.close()
     finally:
@@ -93,37 +94,6 @@ def _check_peers(config: BrokerConfig, settings: ClusterSettings) -> None:
         )
     if settings.zookeeper_user is None and settings.zookeeper_certificate is None:
         logger.warning("zookeeper_without_login", extra={"cure": "set zookeeper_user and zookeeper_password_file"})
-
-
-def _serve(config: BrokerConfig, node: ClusterNode, bound: socket.socket, *, reloads: ReloadSignal) -> None:
-    """Serve clients until a signal, and on while the node hands its shards over; a second signal ends the process at
-    once: as a kill, which loses nothing.
-    """
-    server = HttpServer(
-        node.served(), bound, settings=config.http_settings, access=config.access(), tls=config.tls
-    )  # fmt: skip
-
-    def use(access: Access, certificate: ServerCertificate | None) -> bool:
-        node.use_certificate(certificate)
-        return server.use(access, certificate)
-
-    def serve() -> None:
-        try:
-            server.run(on_ready=lambda url: announce(url, config.ready_file))
-        finally:
-            signals.wake()
-
-    reloads.start(lambda: reload_credentials(config, use))
-    with StopSignals() as signals:
-        thread = threading.Thread(target=serve, name="server")
-        thread.start()
-        try:
-            signals.wait()
-            signals.exit_at_next()
-            node.close()
-        finally:
-            server.stop()
-            thread.join()
 
 
 def _node_options(config: BrokerConfig, settings: ClusterSettings, bound: socket.socket) -> NodeOptions:

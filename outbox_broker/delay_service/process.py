@@ -7,12 +7,13 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from outbox_broker.backup.snapshot import FolderSnapshots
+from outbox_broker.config.announcement import announce, forget
 from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.server import HttpServer, StorageWatch, bind
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.cordon import Cordon
-from outbox_broker.log.disk_reserve import FULL, Reserve
+from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.folder_format import note_format, refuse_other_format
 from outbox_broker.log.folder_lock import refuse_nested
 from outbox_broker.log.storage import DiskStorage
@@ -21,7 +22,6 @@ from outbox_broker.schedule.delay_store import DelayStore
 from outbox_broker.segments.local import LocalSegments
 from outbox_core import connect
 from outbox_core.common.clock import SystemClock
-from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.broker_port import Broker
 from outbox_core.runtime import logs
 from outbox_core.runtime.build_info import build
@@ -30,8 +30,6 @@ from outbox_core.runtime.garbage_collection import freeze_what_stays
 from outbox_core.runtime.reload_signal import ReloadSignal
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from outbox_broker.config.broker_config import BrokerConfig
 
 logger: EventLogger = EventLogger(__name__)
@@ -71,7 +69,7 @@ class _RunningService:
         self._target = target
 
     def __enter__(self) -> Self:
-        self._forget()
+        forget(self._config.ready_file)
         syncs = TimedStorage(DiskStorage(), clock_s=time.perf_counter)
         refuse_nested(self._config.data)
         refuse_other_format(self._config.data)
@@ -99,7 +97,7 @@ class _RunningService:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._forget()
+        forget(self._config.ready_file)
         try:
             self._proxy.close()
         finally:
@@ -111,7 +109,7 @@ class _RunningService:
 
     def announce(self, url: str) -> None:
         """Report readiness, and log what was opened."""
-        announce(url, self._config.ready_file)
+        announce(url, self._config.ready_file, what="delay service")
         figures = self._schedule.figures()
         logger.info(
             "delay_service_opened",
@@ -124,21 +122,3 @@ class _RunningService:
     def check_usable(self) -> None:
         """Raise StorageFailed if nothing can be made durable until the schedule is opened again."""
         self._schedule.check_ready()
-
-    def _forget(self) -> None:
-        if self._config.ready_file is not None:
-            self._config.ready_file.unlink(missing_ok=True)
-
-
-def announce(url: str, ready_file: Path | None) -> None:
-    """Report readiness: in the file for scripts, and on stderr for people."""
-    if ready_file is not None:
-        try:
-            unfinished = ready_file.with_name(f"{ready_file.name}.new")
-            unfinished.write_text(url + "\n", encoding="utf-8")
-            unfinished.replace(ready_file)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
-            logger.warning("ready_file_not_written", extra={"file": str(ready_file), "error": error.strerror})
-    print(f"delay service ready at {url}", file=sys.stderr, flush=True)  # noqa: T201

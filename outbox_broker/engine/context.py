@@ -28,7 +28,9 @@ class EngineContext:
     actions: Journal
     """All three are opened with the engine."""
 
-    def __init__(self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage) -> None:
+    def __init__(
+        self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage, reserve: Reserve | None
+    ) -> None:
         self.folder = folder
         self.clock = clock
         self.options = options
@@ -37,7 +39,7 @@ class EngineContext:
         self.closed = False
         self.footer_blocks = FooterBlocks(self._read_messages)
         self.state = BrokerState(options, self.footer_blocks)
-        self.reserve = Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
+        self.reserve = reserve or Reserve(folder / "reserve", size_bytes=options.reserve_bytes)
         self.dispatching_from: int | None = None
         """Offset of the first dispatched record whose batch the schedule does not know to be appended yet."""
         self.receipts_from = 0

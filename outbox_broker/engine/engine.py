@@ -45,7 +45,7 @@ from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
 from outbox_broker.group.consumer_group import EPOCH_SHIFT
 from outbox_broker.journal.journal import Journal
 from outbox_broker.log.cordon import Cordon
-from outbox_broker.log.disk_reserve import is_refused
+from outbox_broker.log.disk_reserve import Reserve, is_refused
 from outbox_broker.log.folder_format import note_format, refuse_other_format
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
 from outbox_broker.log.restored_folder import restored
@@ -79,7 +79,8 @@ class Engine:
     """
 
     def __init__(
-        self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage, segments: OpenSegments | None
+        self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage, segments: OpenSegments | None,
+        reserve: Reserve | None,
     ) -> None:  # fmt: skip
         """Called by open(), which creates engines."""
         self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
@@ -87,7 +88,9 @@ class Engine:
         self._open_segments = self._open_folder if segments is None else segments
         self._opened: list[Segments] = []
         self._folders: list[LocalSegments] = []
-        self.context = context = EngineContext(folder, clock=clock, options=options, storage=self.syncs)
+        self.context = context = EngineContext(
+            folder, clock=clock, options=options, storage=self.syncs, reserve=reserve
+        )  # fmt: skip
         self.wakeups = wakeups = Wakeups(context)
         self.writer = writer = LogWriter(context)
         groups = GroupRegistry(context, writer)
@@ -126,11 +129,13 @@ class Engine:
         options: EngineOptions | None = None,
         storage: Storage | None = None,
         segments: OpenSegments | None = None,
+        reserve: Reserve | None = None,
     ) -> Self:
         """Open a data folder, creating it if needed: take its lock, replay its logs, start the timer.
 
         `segments` opens what one of the engine's parts keeps ("messages", "actions", "schedule"), and makes this engine
-        its owner: by default a folder of that name in the data folder, through `storage`.
+        its owner: by default a folder of that name in the data folder, through `storage`. They may be the same for all
+        parts. `reserve`: whether there is room, if not by the disk of the data folder.
         Raises ConfigurationError when another process uses the folder, or it is inside another data folder, or of a
         format that this release does not open, before anything is changed;
         StorageFailed, or SegmentDamaged; RuntimeError if the process can have no more threads.
@@ -141,7 +146,7 @@ class Engine:
             folder.mkdir(parents=True, exist_ok=True)
             engine = cls(
                 folder, clock=clock or SystemClock(), options=options or EngineOptions(),
-                storage=storage or DiskStorage(), segments=segments,
+                storage=storage or DiskStorage(), segments=segments, reserve=reserve,
             )  # fmt: skip
             engine._folder_lock.acquire()
         except OSError as error:
@@ -201,8 +206,7 @@ class Engine:
 
     def log_figures(self) -> Mapping[str, int]:
         """Returns the logs' bytes on the disk, their syncs since the start, schedule sizes, and the disk's space."""
-        context, schedule = self.context, self.context.schedule.figures()
-        disk = context.reserve.disk_space()
+        context, schedule, disk = self.context, self.context.schedule.figures(), self.context.reserve.disk_figures()
         with context.lock:
             return {
                 "messages_bytes": context.messages.size_bytes,
@@ -212,8 +216,7 @@ class Engine:
                 "syncs": sum(count for _, count in self.syncs.counts()),
                 "scheduled": schedule["scheduled"],
                 "publishes_refused": 0 if context.reserve.has_room_beside() else 1,
-                "disk_free_bytes": disk.free_bytes,
-                "disk_size_bytes": disk.total_bytes,
+                **disk,
                 "schedule_buckets": schedule["buckets"],
                 "quarantined_runs": schedule["quarantined_runs"],
                 "quarantined_scheduled": schedule["quarantined_messages"],

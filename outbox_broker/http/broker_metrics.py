@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from outbox_broker.engine.publisher import OTHERS
 from outbox_broker.engine.puller import PulledMessages
 from outbox_broker.http.admission_limits import ByteBudget, ConnectionTable
-from outbox_broker.http.service_ports import ServicePorts
+from outbox_broker.http.service_ports import MetricsSource, ServicePorts
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
 from outbox_core.common.errors import StorageFailed
@@ -80,8 +80,12 @@ _DISK: Final = {
 class BrokerMetrics:
     """The metrics served by `/metrics`."""
 
-    def __init__(self, served: ServicePorts, *, series_max: int, registry: CollectorRegistry | None = None) -> None:
-        """`registry`: where they are registered, by default in one of their own."""
+    def __init__(
+        self, served: Callable[[], ServicePorts], *, series_max: int, registry: CollectorRegistry | None = None
+    ) -> None:
+        """`served`: returns what is served now. `registry`: where they are registered, by default in one of their
+        own.
+        """
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(EngineCollector(served, series_max=series_max))
         self._series_max = series_max
@@ -201,23 +205,32 @@ class ConnectionCollector(Collector):
 class EngineCollector(Collector):
     """Reads the engine on each scrape. A family with more than `series_max` series sums up the others as `~others`."""
 
-    def __init__(self, served: ServicePorts, *, series_max: int) -> None:
+    def __init__(self, served: Callable[[], ServicePorts], *, series_max: int) -> None:
         self._served = served
         self._series_max = series_max
 
     def collect(self) -> Iterator[Metric]:
         """Yields every family, including those without samples, so that a counter exists before its first event."""
-        totals = self._served.measured.counters()
+        served = self._served()
+        totals = served.measured.counters()
         yield from self._families(totals, _BY_TOPIC, labels=("topic",))
         yield from self._families(totals, _BY_GROUP, labels=("topic", "group"))
         yield from self._by_reason(totals)
-        yield from self._groups()
-        yield from _logs(self._served.measured.log_figures())
-        yield from self._cordoned()
-        yield from self._recurring()
-        yield self._scheduled()
-        yield _lateness(self._served.measured.lateness)
-        yield _syncs(self._served.measured.syncs)
+        yield from self._groups(served)
+        yield from _logs(served.measured.log_figures())
+        if served.operations is not None:
+            yield GaugeMetricFamily(
+                "broker_cordoned", "1 while an operator has the broker take no new messages.",
+                value=int(served.operations.cordon.note is not None),
+            )  # fmt: skip
+        if served.broker is not None:
+            yield GaugeMetricFamily(
+                "broker_recurring_messages", "Recurring messages, paused ones too.",
+                value=len(served.broker.recurring.names()),
+            )  # fmt: skip
+        yield _scheduled(served.measured)
+        yield _lateness(served.measured.lateness)
+        yield _syncs(served.measured.syncs)
 
     def _families(
         self, totals: Mapping[tuple[str, str, str], int], names: Mapping[str, tuple[str, str]], *, labels: Sequence[str]
@@ -254,7 +267,7 @@ class EngineCollector(Collector):
                 family.add_metric([*[OTHERS] * len(labels), reason], total)
             yield family
 
-    def _groups(self) -> Iterator[Metric]:
+    def _groups(self, served: ServicePorts) -> Iterator[Metric]:
         labels = ("topic", "group")
         families = {figure: GaugeMetricFamily(*text, labels=labels) for figure, text in _FIGURES.items()}
         lag = GaugeMetricFamily("broker_lag_messages", "Messages that are not acknowledged yet.", labels=labels)
@@ -269,9 +282,9 @@ class EngineCollector(Collector):
             labels=(*labels, "reason"),
         )  # fmt: skip
         now_s = time.time()
-        for label_values in self._places():
+        for label_values in self._places(served):
             try:
-                broker = self._served.needed(self._served.broker)
+                broker = served.needed(served.broker)
                 figures = broker.admin.group_figures(*label_values)
                 stall = broker.stalls.stall_of(*label_values)
             except (KeyError, StorageFailed):  # deleted since the list was made; or not ready, as /readyz reports
@@ -285,40 +298,31 @@ class EngineCollector(Collector):
                 stalled.add_metric([*label_values, stall.reason], stall.lasts_ms / 1000)
         yield from (*families.values(), lag, oldest, stalled)
 
-    def _cordoned(self) -> Iterator[Metric]:
-        if self._served.operations is not None:
-            cordoned = self._served.operations.cordon.note is not None
-            yield GaugeMetricFamily(
-                "broker_cordoned", "1 while an operator has the broker take no new messages.", value=int(cordoned)
-            )
-
-    def _recurring(self) -> Iterator[Metric]:
-        if self._served.broker is not None:
-            count = len(self._served.broker.recurring.names())
-            yield GaugeMetricFamily("broker_recurring_messages", "Recurring messages, paused ones too.", value=count)
-
-    def _scheduled(self) -> Metric:
-        """Each horizon includes those before it; `inf` is all."""
-        family = GaugeMetricFamily(
-            "broker_scheduled_messages", "Messages that wait for their time, and fall due within so long.",
-            labels=("horizon",),
-        )  # fmt: skip
-        within = self._served.measured.due_within([*_HORIZONS_MS.values()])
-        for name, count in zip((*_HORIZONS_MS, "inf"), within, strict=True):
-            family.add_metric([name], count)
-        return family
-
-    def _places(self) -> list[tuple[str, str]]:
+    def _places(self, served: ServicePorts) -> list[tuple[str, str]]:
         """Returns topics with their groups, up to `series_max`."""
         topic_groups: list[tuple[str, str]] = []
-        for topic in self._served.catalog.topics():
+        if served.catalog is None:
+            return []
+        for topic in served.catalog.topics():
             if len(topic_groups) >= self._series_max:
                 break
             try:
-                topic_groups += [(topic, group) for group in self._served.catalog.groups(topic)]
+                topic_groups += [(topic, group) for group in served.catalog.groups(topic)]
             except KeyError:
                 continue
         return topic_groups[: self._series_max]
+
+
+def _scheduled(measured: MetricsSource) -> Metric:
+    """Each horizon includes those before it; `inf` is all."""
+    family = GaugeMetricFamily(
+        "broker_scheduled_messages", "Messages that wait for their time, and fall due within so long.",
+        labels=("horizon",),
+    )  # fmt: skip
+    within = measured.due_within([*_HORIZONS_MS.values()])
+    for name, count in zip((*_HORIZONS_MS, "inf"), within, strict=True):
+        family.add_metric([name], count)
+    return family
 
 
 def _lateness(lateness: Lateness) -> Metric:

@@ -49,7 +49,7 @@ _CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 def topics(call: Call) -> TopicsAnswer:
     """List the names of the topics that the sender's token covers."""
     query = call.read_query(PageQuery)
-    names = call.served.catalog.topics()
+    names = call.catalog.topics()
     start = bisect_right(names, query.after) if query.after is not None else 0
     covered = [name for name in names[start:] if call.principal.covers(name)]
     page = covered[: query.limit]
@@ -59,7 +59,7 @@ def topics(call: Call) -> TopicsAnswer:
 def topic(call: Call) -> TopicAnswer:
     """Returns a topic's statistics."""
     with _not_found():
-        figures, groups = call.served.catalog.topic_figures(call.topic), call.served.catalog.groups(call.topic)
+        figures, groups = call.catalog.topic_figures(call.topic), call.catalog.groups(call.topic)
     return TopicAnswer(topic=call.topic, figures=dict(figures), groups=groups)
 
 

@@ -156,6 +156,16 @@ class LongPolls:
             for waiter in line.waiters:
                 waiter.leave()
 
+    def restart(self) -> None:
+        """End the waits of now, and let go of what their lines were subscribed to: something else is served."""
+        self.end_waits()
+        for line in self._lines.values():
+            if line.ending is not None:
+                line.ending.cancel()
+            if line.unsubscribe is not None:
+                line.unsubscribe()
+        self._lines.clear()
+
     def stop(self) -> None:
         """End all waits without a result, now and from now on."""
         self._stopping = True
@@ -167,8 +177,9 @@ class LongPolls:
     def _join(self, topic: str, group: str, waiter: _Waiter) -> _Line:
         line = self._lines.get((topic, group))
         if line is None:
-            line = self._lines[topic, group] = _Line(asyncio.get_running_loop(), is_common=group == READERS)
-            line.unsubscribe = self._subscribe(topic, group, line.signal)
+            line = _Line(asyncio.get_running_loop(), is_common=group == READERS)
+            line.unsubscribe = self._subscribe(topic, group, line.signal)  # one that fails leaves no line that sleeps
+            self._lines[topic, group] = line
         if line.ending is not None:
             line.ending.cancel()
             line.ending = None

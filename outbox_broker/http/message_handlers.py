@@ -42,7 +42,7 @@ def publish(call: Call) -> PublishAnswer | msgspec.Raw:
     records = packed_records(call) if call.body_codec is Codec.MSGPACK else json_records(call)
     for topic in dict.fromkeys([record.topic for record in records]):
         authorize(call.principal, Role.PUBLISH, topic)
-    results = call.served.producers.publish(records, quota=call.principal.quota)
+    results = call.producers.publish(records, quota=call.principal.quota)
     if call.is_packed and [result.status for result in results].count(PublishStatus.STORED) == len(results):
         ids = [result.id for result in results]
         packed = encode_uniform_results("id", ids, {"status": PublishStatus.STORED, "error": None})
@@ -62,7 +62,7 @@ def cancel(call: Call) -> CancelAnswer:
     call.check_batch(ids, where="$.ids")
     for index, message_id in enumerate(ids):
         _check_id(message_id, where=f"$.ids[{index}]")
-    statuses = call.served.producers.cancel(ids, topics=call.principal.topics)
+    statuses = call.producers.cancel(ids, topics=call.principal.topics)
     return CancelAnswer(
         results=[CancelOutcome(id=message_id, status=status) for message_id, status in zip(ids, statuses, strict=True)]
     )
@@ -74,7 +74,7 @@ def scheduled(call: Call) -> ScheduledAnswer:
     if query.topic is not None:
         check_topic_name(query.topic, where="query.topic")
     call.require(Role.READ, query.topic)
-    counts = call.served.producers.scheduled(query.topic, from_ms=query.from_ms, to_ms=query.to_ms, bucket=query.bucket)
+    counts = call.producers.scheduled(query.topic, from_ms=query.from_ms, to_ms=query.to_ms, bucket=query.bucket)
     page = counts[: call.services.settings.scheduled_buckets_max]
     return ScheduledAnswer(
         bucket=query.bucket,
@@ -85,9 +85,7 @@ def scheduled(call: Call) -> ScheduledAnswer:
 
 def scheduled_message(call: Call) -> ScheduledMessage:
     """Returns one scheduled message; not found if the token does not cover its topic."""
-    message = call.served.producers.scheduled_message(
-        _check_id(call.item, where="path.id"), topics=call.principal.topics
-    )
+    message = call.producers.scheduled_message(_check_id(call.item, where="path.id"), topics=call.principal.topics)
     if message is None:
         raise Problem(ProblemKind.NOT_FOUND, f"no message is scheduled under the id {call.item}")
     refused = message.get("refused")

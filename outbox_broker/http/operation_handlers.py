@@ -75,6 +75,7 @@ def snapshot(call: Call) -> SnapshotAnswer:
 def _operations(call: Call) -> ForOperators:
     if call.served.operations is None:
         raise NotSupported(
-            "a node of a delay cluster is not cordoned: `outbox delay drain` has it hand what it owns to other nodes"
+            "a node of a cluster is not cordoned: `outbox delay drain`, or `outbox broker store drain`, has it hand "
+            "what it owns to other nodes"
         )
     return call.served.operations

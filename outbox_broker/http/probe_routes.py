@@ -112,6 +112,7 @@ def _serving(services: Services) -> Check:
 
 def _storage(services: Services, *, in_detail: bool) -> Check:
     try:
+        services.served.check_owner()
         services.served.measured.check_ready()
         if not in_detail:  # log_figures() visits every run of the schedule: too much for each probe
             return Check(name="storage", status="ok")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from outbox_broker.http.content_negotiation import Codec
 from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.long_poll import LongPolls
 from outbox_broker.http.responses import CLOSE, Problem, of_query
-from outbox_broker.http.service_ports import ServicePorts
+from outbox_broker.http.service_ports import Catalog, ForProducers, ServicePorts
 from outbox_broker.http.worker_threads import WorkerThreads
 from outbox_core.common.clock import Clock
 from outbox_core.protocol.decoder_cache import known
@@ -52,21 +52,26 @@ class Services:
                 name=name, requests_max=requests_max, retry_after_ms=settings.throttled_retry_after_ms
             )
 
-        return cls(
+        def subscribe(topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:
+            return services.served.subscribe(topic, group, wake)
+
+        services = cls(
             served=served,
             settings=settings,
             clock=clock,
             access=access,
-            metrics=BrokerMetrics(served, series_max=settings.metric_series_max),
+            metrics=BrokerMetrics(lambda: services.served, series_max=settings.metric_series_max),
             polls=LongPolls(
-                served.subscribe, idle_queue_ms=settings.idle_queue_ms, idle_queues_max=settings.idle_queues_max
+                subscribe,
+                idle_queue_ms=settings.idle_queue_ms, idle_queues_max=settings.idle_queues_max,
             ),
             budget=ByteBudget(settings.work_bytes_max, retry_after_ms=settings.throttled_retry_after_ms),
             publishes=gate("publishes", settings.publishes_max),
             requests=gate("requests", settings.requests_max),
             pulls=gate("waiting_pulls", settings.waiting_pulls_max),
             threads=WorkerThreads.of(settings),
-        )
+        )  # fmt: skip
+        return services
 
     def gate_of(self, work: WorkClass) -> ConcurrencyLimit:
         """Returns the limit for a class of work."""
@@ -111,8 +116,20 @@ class Call:
 
     @property
     def served(self) -> ServicePorts:
-        """The served ports."""
-        return self.services.served
+        """The served ports. Raises BrokerUnavailable where another node owns what they serve."""
+        served = self.services.served
+        served.check_owner()
+        return served
+
+    @property
+    def producers(self) -> ForProducers:
+        """Publishes, and scheduled messages."""
+        return self.served.needed(self.served.producers)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The topics and groups."""
+        return self.served.needed(self.served.catalog)
 
     @property
     def broker(self) -> Engine:

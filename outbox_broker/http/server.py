@@ -148,6 +148,16 @@ class HttpServer:
                     self._loop.call_soon_threadsafe(self.services.polls.end_waits)
         return has_other_tokens
 
+    def serve(self, served: ServicePorts) -> None:
+        """Serve these ports from now on, from any thread. Requests in progress go on with those before, and waits for
+        messages end, so that their clients ask anew.
+        """
+        self.services.served = served
+        with self._stop_lock:
+            if self._loop is not None:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    self._loop.call_soon_threadsafe(self.services.polls.restart)
+
     def _show(self, certificate: ServerCertificate | None) -> None:
         """Show this certificate to new connections, and its end to whoever watches."""
         self._certificate = certificate

@@ -116,13 +116,45 @@ class MetricsSource(Protocol):
         """Raise StorageFailed if nothing can be accepted."""
 
 
+def _owner() -> None:
+    """A server that is alone may always act."""
+
+
+class StandByMeasures:
+    """Probes and metrics of a server while another node owns what it would serve."""
+
+    def __init__(self, syncs: TimedStorage) -> None:
+        self.syncs = syncs
+        self.lateness = Lateness()
+
+    def counters(self) -> Mapping[tuple[str, str, str], int]:
+        """None."""
+        return {}
+
+    def due_within(self, spans_ms: Sequence[int], /) -> list[int]:
+        """None: whoever owns them counts them."""
+        return [0] * (len(spans_ms) + 1)
+
+    def log_figures(self) -> Mapping[str, int]:
+        """The figures of a node that owns nothing."""
+        return dict.fromkeys(
+            ("messages_bytes", "actions_bytes", "syncs", "scheduled", "publishes_refused", "quarantined_runs",
+             "quarantined_scheduled"), 0,
+        )  # fmt: skip
+
+    def check_ready(self) -> None:
+        """Do nothing: that it owns nothing is said by ServicePorts.check_owner()."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePorts:
-    """The ports that one server serves. A missing one (None) is refused with NotSupported and the text `refusal`."""
+    """The ports that one server serves. A missing one (None) is refused with NotSupported and the text `refusal`; but a
+    server that stands by has none, and check_owner() refuses all.
+    """
 
-    producers: ForProducers
-    catalog: Catalog
     measured: MetricsSource
+    producers: ForProducers | None = None
+    catalog: Catalog | None = None
     broker: Engine | None = None
     """What a delay service has not: deliveries, broadcast reads, groups and their administration."""
     refusals: ForRefusals | None = None
@@ -131,6 +163,8 @@ class ServicePorts:
     snapshots: FolderSnapshots | None = None
     """What a server has not whose segments are kept by bookies."""
     refusal: str = ""
+    check_owner: Callable[[], None] = _owner
+    """Raises BrokerUnavailable where another node may act by now: asked first, and before deliveries leave."""
 
     @classmethod
     def of(cls, engine: Engine) -> ServicePorts:
@@ -142,7 +176,8 @@ class ServicePorts:
         )  # fmt: skip
 
     def subscribe(self, topic: str, group: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Register `wake` like Wakeups.subscribe(). Raises NotSupported."""
+        """Register `wake` like Wakeups.subscribe(). Raises NotSupported, and what check_owner() raises."""
+        self.check_owner()
         return self.needed(self.broker).wakeups.subscribe(topic, group, wake)
 
     def needed(self, port: Port | None) -> Port:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,11 @@ class Reserve:
         system = os.statvfs(self._path.parent)
         free_blocks = system.f_bavail if os.geteuid() else system.f_bfree
         return DiskSpace(system.f_frsize * free_blocks, system.f_frsize * system.f_blocks)
+
+    def disk_figures(self) -> Mapping[str, int]:
+        """Returns the space of the disk as figures, by their names."""
+        disk = self.disk_space()
+        return {"disk_free_bytes": disk.free_bytes, "disk_size_bytes": disk.total_bytes}
 
     def require(self, halves: int = _BOTH) -> None:
         """Acquire the given number of halves unless they are held. Raises StorageFailed with the system's error.

@@ -33,7 +33,14 @@ from outbox_broker.schedule.recent_message_ids import MessageIdentity, RecentMes
 from outbox_broker.schedule.run_quarantine import RunQuarantine
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_housekeeping import Housekeeping
-from outbox_broker.schedule.schedule_log import FIRST_CHECKPOINT_BYTES_MAX, PREFIX, Place, records_of, resume
+from outbox_broker.schedule.schedule_log import (
+    FIRST_CHECKPOINT_BYTES_MAX,
+    PREFIX,
+    Place,
+    filed,
+    records_of,
+    resume,
+)
 from outbox_broker.schedule.schedule_search import ScheduledListing, ScheduleSearch
 from outbox_broker.schedule.schedule_statistics import ScheduleStatistics
 from outbox_broker.schedule.segment_garbage import SegmentGarbage
@@ -300,7 +307,7 @@ def _recover_state(context: ScheduleContext) -> tuple[set[str], list[str]]:
     What is in buckets is not read.
     """
     recovered = context.log.recovered
-    names = {info.name for info in context.segments.list() if not info.name.startswith(PREFIX)}
+    names = filed(context.segments)
     if not recovered.end:
         # The first checkpoint was durable, alone, before anything else was written: to begin anew would lose all.
         for info in recovered.segments:

@@ -15,11 +15,14 @@ from typing import Final
 from outbox_broker.journal.journal import Journal, frames
 from outbox_broker.journal.replay import JournalReplay
 from outbox_broker.schedule import schedule_records
+from outbox_broker.segments.port import SegmentReader
 from outbox_core.journal.block import FrameKind
 from outbox_core.journal.journal import SegmentDamaged
 
 LOG: Final = "log"
 PREFIX: Final = f"{LOG}-"
+_LOGS: Final = (PREFIX, "messages-", "actions-")
+"""How the segments of logs are called: an engine may have all that it keeps in the same segments, on ledgers."""
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 """Each checkpoint begins another one, too."""
 CONTINUED_MAX: Final = 16
@@ -34,6 +37,11 @@ _UNTIMED: Final = 0
 """A block's time: the records have their own."""
 Place = int
 """The end of a record: the offset behind it, over all segments."""
+
+
+def filed(segments: SegmentReader) -> set[str]:
+    """Returns the names of the segments that are the schedule's, but for its log: buckets, and pieces of the index."""
+    return {info.name for info in segments.list() if not info.name.startswith(_LOGS)}
 
 
 def records_of(replay: JournalReplay) -> Iterator[schedule_records.LogRecord]:

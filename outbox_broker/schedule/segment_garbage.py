@@ -10,7 +10,7 @@ from outbox_broker.schedule.due_soon import DueSoon
 from outbox_broker.schedule.id_index import IndexMerge
 from outbox_broker.schedule.levels import BucketState
 from outbox_broker.schedule.schedule_context import ScheduleContext
-from outbox_broker.schedule.schedule_log import PREFIX, Place
+from outbox_broker.schedule.schedule_log import Place, filed
 from outbox_broker.schedule.schedule_records import BucketChanged
 from outbox_broker.schedule.schedule_state import Bucket
 from outbox_core.common.errors import StorageFailed
@@ -101,7 +101,7 @@ class SegmentGarbage:
             context = self._context
             with context.lock, suppress(StorageFailed):
                 named = {*context.state.segments(), *self._segments, *self._at_checkpoint, *self._at_checkpoint_after}
-                unnamed = {info.name for info in context.segments.list() if not info.name.startswith(PREFIX)} - named
+                unnamed = filed(context.segments) - named
                 self._filing.forget(unnamed)
                 context.segments.delete(sorted(unnamed))
             raise

@@ -11,7 +11,7 @@ from typing import Final
 
 from outbox_broker.segments.ledger import info_of
 from outbox_broker.segments.ledger_manifest import SegmentMap, StoredSegment
-from outbox_broker.segments.ledger_reads import LedgerBytes
+from outbox_broker.segments.ledger_reads import LedgerBytes, read_records
 from outbox_broker.segments.ledger_records import ends_record
 from outbox_broker.segments.ledger_takeover import Shard, read_node, read_segments
 from outbox_broker.segments.ledgers import EntryMissing, Ledgers
@@ -68,6 +68,13 @@ class LedgerView:
         segment = self._known(name)
         source = LedgerBytes(self._ledgers, segment.ledger, where=name)
         return source.blocks(first=segment.first, count=self._count(segment), wanted=wanted)
+
+    def confirmed_bytes(self, name: str) -> Iterator[bytes]:
+        """Yields all that is confirmed of a segment, piece by piece. Raises SegmentDamaged if some of it is lost, and
+        StorageFailed.
+        """
+        segment = self._known(name)
+        return read_records(self._ledgers, segment.ledger, count=self._count(segment), where=name)
 
     def _count(self, segment: StoredSegment) -> int:
         return self._ledgers.confirmed(segment.ledger) if segment.entries is None else segment.entries

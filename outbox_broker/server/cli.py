@@ -12,12 +12,14 @@ import logging
 import re
 import secrets
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from outbox_broker.server import store_cli
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.logs import LogFormat
@@ -25,6 +27,7 @@ from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
 from outbox_core.runtime.terminal_text import utc_text
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker.")
+app.add_typer(store_cli.app, name="store")
 
 
 @app.command()
@@ -32,9 +35,7 @@ def serve(
     data: Annotated[Path | None, typer.Option(help="The data folder; made where it is missing.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (7788); 0 picks a free one.")] = None,
-    durability: Annotated[
-        str | None, typer.Option(help="fsync: answered once on disk. os: survives no power cut.")
-    ] = None,
+    durability: Annotated[str | None, typer.Option(help="fsync: answered once on disk. os: no power cut.")] = None,
     tokens: Annotated[Path | None, typer.Option(help="TOML file of bearer tokens (see `outbox broker token`).")] = None,
     insecure_no_auth: Annotated[
         bool | None, typer.Option("--insecure-no-auth", help="Serve everybody on an address that others can reach.")
@@ -45,19 +46,26 @@ def serve(
     shutdown_timeout_ms: Annotated[int | None, typer.Option(help="Time to finish requests on SIGTERM (25000).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="json or text (json, on a terminal text).")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table [broker].")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with tables [broker] and [cluster].")] = None,
+    store: Annotated[str | None, typer.Option(help="In place of --data: bookkeeper://zk1,zk2,zk3/path.")] = None,
+    name: Annotated[str | None, typer.Option(help="With --store: the node's name (host and port).")] = None,
+    zone: Annotated[str | None, typer.Option(help="With --store: the zone in which the node runs.")] = None,
 ) -> None:
-    """Serve one data folder over HTTP until SIGTERM or SIGINT.
+    """Serve a broker over HTTP until SIGTERM or SIGINT: one data folder, or what bookies keep.
 
     Each option is also OUTBOX_BROKER__NAME in the environment and a key of [broker] in the file; flags win.
 
     SIGHUP has it read the files of certificate, key and tokens again.
+
+    With --store start several: one serves, the others answer 503, and one of them takes over if it dies.
 
     Examples:
 
       outbox broker serve --data ./broker-data
 
       outbox broker serve --data /var/lib/broker --host 0.0.0.0 --tokens tokens.toml --tls-cert c.pem --tls-key k.pem
+
+      outbox broker serve --store bookkeeper://zk1,zk2,zk3/outbox/broker --name broker-1
     """
     from outbox_broker.config.broker_config import load
     from outbox_broker.server.process import run
@@ -67,7 +75,18 @@ def serve(
         "insecure_no_auth": insecure_no_auth, "tls_cert": tls_cert, "tls_key": tls_key, "ready_file": ready_file,
         "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level, "log_format": log_format,
     }  # fmt: skip
-    run(load(flags, file=config))
+    if store is not None:
+        _serve_by_bookies(flags, {"store": store, "name": name, "zone": zone}, config)
+    elif name is not None or zone is not None:
+        raise ConfigurationError("--name and --zone are of a node on BookKeeper: give --store, too")
+    else:
+        run(load(flags, file=config))
+
+
+def _serve_by_bookies(flags: Mapping[str, Any], of_node: Mapping[str, Any], config: Path | None) -> None:
+    from outbox_broker.server.broker_node import run_node
+
+    run_node(flags, cluster_flags=of_node, file=config)
 
 
 @app.command()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from outbox_broker.config.announcement import announce, forget
 from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.server import HttpServer, StorageWatch, bind
 from outbox_broker.http.service_ports import ServicePorts
-from outbox_broker.log.disk_reserve import FULL
-from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime import logs
 from outbox_core.runtime.build_info import build
 from outbox_core.runtime.event_logger import EventLogger
@@ -44,7 +41,7 @@ def _serve(config: BrokerConfig, reloads: ReloadSignal) -> None:
     try:
         engine = Engine.open(config.data, options=config.engine_options)
         try:
-            _forget(config.ready_file)  # left behind by a killed server
+            forget(config.ready_file)  # left behind by a killed server
             server = HttpServer(ServicePorts.of(engine), bound, settings=config.http_settings, access=access, tls=tls)
             reloads.start(lambda: reload_credentials(config, server.use))
             freeze_what_stays()
@@ -52,7 +49,7 @@ def _serve(config: BrokerConfig, reloads: ReloadSignal) -> None:
                 server.run(on_ready=lambda url: _announce(url, engine, config), handle_signals=True)
             watch.raise_failure()
         finally:
-            _forget(config.ready_file)
+            forget(config.ready_file)
             engine.close(timeout_ms=_ENGINE_CLOSE_MS)
     finally:
         bound.close()
@@ -72,26 +69,6 @@ def _log_what_was_opened(engine: Engine, config: BrokerConfig) -> None:
 
 
 def _announce(url: str, engine: Engine, config: BrokerConfig) -> None:
-    """Report readiness: in the file for scripts first, then, since people may wait for it, on stderr, and in the log
-    what was opened.
-    """
-    if config.ready_file is not None:
-        _write_whole(config.ready_file, url + "\n")
-    print(f"broker ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
+    """Report readiness, and log what was opened."""
+    announce(url, config.ready_file, what="broker")
     _log_what_was_opened(engine, config)
-
-
-def _write_whole(ready_file: Path, text: str) -> None:
-    try:
-        unfinished = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(ready_file)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise ConfigurationError(f"cannot write the ready file {ready_file}: {error.strerror}") from error
-        logger.warning("ready_file_not_written", extra={"file": str(ready_file), "error": error.strerror})
-
-
-def _forget(ready_file: Path | None) -> None:
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)

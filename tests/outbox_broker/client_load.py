@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from broker_adapter.http.admin_client import AdminClient
 from outbox_core import Broker, Message, connect
@@ -20,7 +20,8 @@ SOON_MS = 300
 class Load:
     """Clients that publish, schedule, cancel, pull and acknowledge, and know what they asked and what was answered."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, goes_on: bool = False) -> None:
+        """`goes_on`: when the broker is out, too, which another process then serves."""
         self.changed = threading.Condition()
         self.asked: dict[str, int] = {}
         """Ids of messages that were published, or may be, and when they are due."""
@@ -30,6 +31,7 @@ class Load:
         self.acked: set[str] = set()
         self.canceled: set[str] = set()
         self._url = url
+        self._goes_on = goes_on
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._produce, self._consume)]
 
@@ -53,12 +55,15 @@ class Load:
             )
 
     def _run(self, work: Callable[[Broker, int], None]) -> None:
-        broker = connect(self._url, timeout_ms=DEADLINE_S * 1_000)
-        with suppress(BrokerError):  # it was killed
-            number = 0
-            while not self._stop.is_set():
+        broker = connect(self._url, timeout_ms=2_000 if self._goes_on else DEADLINE_S * 1_000)
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            try:
                 work(broker, number)
-                number += 1
+            except BrokerError:  # it was killed
+                if not self._goes_on:
+                    break
         broker.close()
 
     def _produce(self, broker: Broker, number: int) -> None:
@@ -98,6 +103,11 @@ class Known:
     def __init__(self, load: Load) -> None:
         with load.changed:
             self.stored, self.acked, self.canceled = set(load.stored), set(load.acked), set(load.canceled)
+
+    @property
+    def settled_each(self) -> int:
+        """What wait_for() has waited for by then."""
+        return min(len(self.stored) // 10, len(self.acked), len(self.canceled))
 
 
 def check_restored(url: str, load: Load, known: Known) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import pytest
 
 from outbox_broker.common.engine_options import EngineOptions
-from outbox_broker.engine.engine import Engine, OpenSegments
+from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import Storage
+from outbox_broker.segments.port import Segments
 from outbox_core.common.clock import ManualClock
 from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 
@@ -40,17 +40,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def medium(request: pytest.FixtureRequest) -> OpenSegments | None:
-    """What an engine's segments are on, if not on its folder: ledgers that outlive it."""
-    if request.param == "folder":
-        return None
-    clusters: dict[str, LedgerCluster] = defaultdict(LedgerCluster)
-    return lambda part: clusters[part].open()
+def medium(request: pytest.FixtureRequest) -> Callable[[], Segments] | None:
+    """Takes over what an engine's segments are on, if not on its folder: the ledgers of one shard, which outlive it."""
+    return None if request.param == "folder" else LedgerCluster().open
 
 
 @pytest.fixture
 def open_engine(
-    folder: Path, tmp_path: Path, clock: ManualClock, medium: OpenSegments | None
+    folder: Path, tmp_path: Path, clock: ManualClock, medium: Callable[[], Segments] | None
 ) -> Iterator[Callable[..., Engine]]:  # fmt: skip
     """Open an engine on the test's folder, by the test's clock, or on what is on ledgers, each in an empty folder; what
     was opened before is closed first.
@@ -62,9 +59,11 @@ def open_engine(
             nonlocal owners
             stack.close()
             owners += 1
+            taken = None if medium is None else medium()
             engine = Engine.open(
-                folder if medium is None else tmp_path / f"owner-{owners}", clock=clock,
-                options=EngineOptions(**options), storage=storage, segments=medium,
+                folder if taken is None else tmp_path / f"owner-{owners}", clock=clock,
+                options=EngineOptions(**options), storage=storage,
+                segments=None if taken is None else lambda _part: taken,
             )  # fmt: skip
             stack.callback(engine.close)
             return engine

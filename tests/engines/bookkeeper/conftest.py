@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outbox_broker.cluster.bookkeeper.java_ledgers import JavaLedgers
     from outbox_broker.cluster.bookkeeper.java_runtime import JavaRuntime
     from tests.engines.bookkeeper.client import LedgerClient
+    from tests.outbox_broker.cluster.broker_nodes import BrokerNodes
     from tests.outbox_broker.cluster.running_cluster import RunningCluster
 
 BOOKIES = 3
@@ -130,18 +131,33 @@ def zookeeper(running_cluster: BookKeeperCluster) -> Iterator[Any]:
 
 
 @pytest.fixture
-def running(
+def node_settings(
     cluster: BookKeeperCluster, jars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RunningCluster]:
-    """A delay cluster without nodes, whose shards are on the ledgers of the bookies."""
+) -> Mapping[str, str]:
+    """The settings of nodes, as processes of their own, whose shards are on the ledgers of the bookies."""
     from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE
-    from tests.outbox_broker.cluster.running_cluster import RunningCluster
 
     monkeypatch.setenv(JARS_VARIABLE, str(jars))
     monkeypatch.setenv("JAVA_HOME", str(java_home()))
     password = tmp_path / "ledgers-password"
     password.write_text("of the ledgers")
     settings = {"ledgers_uri": cluster.metadata_uri, "ledgers_password_file": str(password)}
-    settings |= {"ensemble": "2", "write_quorum": "2", "ack_quorum": "2"}  # which a third bookie can stand in for
+    return settings | {"ensemble": "2", "write_quorum": "2", "ack_quorum": "2"}  # which a third bookie can stand in for
+
+
+@pytest.fixture
+def running(cluster: BookKeeperCluster, node_settings: Mapping[str, str], tmp_path: Path) -> Iterator[RunningCluster]:
+    """A delay cluster without nodes."""
+    from tests.outbox_broker.cluster.running_cluster import RunningCluster
+
     with ExitStack() as stack:
-        yield RunningCluster(cluster.zookeeper_hosts, tmp_path, stack, settings=settings)
+        yield RunningCluster(cluster.zookeeper_hosts, tmp_path, stack, settings=node_settings)
+
+
+@pytest.fixture
+def broker_nodes(cluster: BookKeeperCluster, node_settings: Mapping[str, str], tmp_path: Path) -> Iterator[BrokerNodes]:
+    """A broker without nodes."""
+    from tests.outbox_broker.cluster.broker_nodes import BrokerNodes
+
+    with ExitStack() as stack:
+        yield BrokerNodes(cluster.zookeeper_hosts, tmp_path, stack, settings=node_settings)

@@ -22,7 +22,7 @@ from tests.outbox_broker.test_engine_takeover import (  # noqa: F401 - what hold
     test_what_was_acknowledged_is_there_for_each_owner_and_the_deposed_one_acknowledges_nothing,
 )
 
-SHARDS = {"messages": "1-0001", "actions": "1-0002", "schedule": "1-0003"}
+SHARD = "0-0000"
 _roots = itertools.count(1)
 
 
@@ -35,13 +35,10 @@ def clock() -> ManualClock:
 def owners(
     cluster: BookKeeperCluster, ledgers: JavaLedgers, zookeeper: Any, tmp_path: Path, clock: ManualClock
 ) -> Iterator[Owners]:
-    """No owner yet, of three shards of the test's own."""
+    """No owner yet, of a shard of the test's own."""
     root = f"/outbox/engine-{os.getpid()}-{next(_roots)}"
     manifests = ShardZnodes(zookeeper, root, request_ms_max=60_000)
 
-    def opened(part: str) -> LedgerSegments:
-        shard = Shard(cluster=root, name=SHARDS[part], ledgers=ledgers, manifests=manifests, clock=clock)
-        return LedgerSegments.open(shard)
-
+    shard = Shard(cluster=root, name=SHARD, ledgers=ledgers, manifests=manifests, clock=clock)
     with ExitStack() as stack:
-        yield Owners(tmp_path, clock, stack, opened)
+        yield Owners(tmp_path, clock, stack, lambda: LedgerSegments.open(shard))

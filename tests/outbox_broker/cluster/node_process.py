@@ -1,4 +1,6 @@
-"""A node as a process of its own: `outbox delay serve --store ...`, to be killed, paused and started again."""
+"""A node as a process of its own: `outbox delay serve --store ...`, or `outbox broker serve --store ...` without a
+target; to be killed, paused and started again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class NodeProcess:
     """One node."""
 
     def __init__(
-        self, name: str, *, store: str, target: str, folder: Path, settings: Mapping[str, str] | None = None
+        self, name: str, *, store: str, target: str | None, folder: Path, settings: Mapping[str, str] | None = None
     ) -> None:
         """`settings`: of [cluster], as in the environment: where segments are, at least."""
         self.name = name
@@ -29,7 +31,8 @@ class NodeProcess:
         self._folder = folder
         self._ready_file = folder / f"{name}.ready"
         self._log = folder / f"{name}.log"
-        self._arguments = ["--store", store, "--target", target, "--name", name]
+        of_service = ["broker", "serve"] if target is None else ["delay", "serve", "--target", target]
+        self._arguments = [*of_service, "--store", store, "--name", name]
         self._port = "0"
         self._environment = {"session_ms": "3000", **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,7 +53,7 @@ class NodeProcess:
         self._ready_file.unlink(missing_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         environment |= {f"OUTBOX_CLUSTER__{name.upper()}": value for name, value in self._environment.items()}
-        command = [sys.executable, "-m", "outbox", "delay", "serve", *self._arguments, *options]
+        command = [sys.executable, "-m", "outbox", *self._arguments, *options]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 guarded([*command, "--port", self._port, "--ready-file", str(self._ready_file)]),

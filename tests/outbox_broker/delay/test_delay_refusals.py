@@ -101,7 +101,7 @@ def test_a_topic_that_the_token_does_not_cover_holds_up_no_other(
     clock.advance(1_000)
     turned(front)
     assert front.service.refused == 5, "an operator can grant it: in a second"
-    metrics = BrokerMetrics(front.served(), series_max=10).registry
+    metrics = BrokerMetrics(front.served, series_max=10).registry
     deferred = [
         metrics.get_sample_value("broker_delay_deferred_messages_total", {"topic": topic}) for topic in ("b.x", "a.x")
     ]

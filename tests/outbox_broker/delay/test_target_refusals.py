@@ -154,7 +154,7 @@ def test_what_is_refused_for_good_stays_alone_with_its_reason_until_it_is_cancel
     assert found is not None
     assert found["refused"] == "rejected by the broker: the header CC is the broker's own"
     assert found["deliver_at_ms"] == NOW_MS + PARKED_AGAIN_MS
-    metrics = BrokerMetrics(front.served(), series_max=10).registry
+    metrics = BrokerMetrics(front.served, series_max=10).registry
     topic = str(found["topic"])
     assert metrics.get_sample_value("broker_delay_refused_messages_total", {"topic": topic}) == 1
     assert front.refused() == [RefusedMessage(id=poison, topic=topic, reason=str(found["refused"]))]

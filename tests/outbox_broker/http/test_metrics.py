@@ -33,7 +33,7 @@ BOUNDS = ("0.001", "0.002", "0.05", "0.1", "+Inf")
 
 def shown(engine: Engine, *, series_max: int = 100) -> dict[str, float]:
     """Samples by name and labels, as they are in the text."""
-    text, _ = BrokerMetrics(ServicePorts.of(engine), series_max=series_max).exposition("")
+    text, _ = BrokerMetrics(lambda: ServicePorts.of(engine), series_max=series_max).exposition("")
     lines = [line.rpartition(" ") for line in text.decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 

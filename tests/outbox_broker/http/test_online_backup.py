@@ -19,7 +19,7 @@ from outbox_core.common.errors import BrokerRefused, NotAuthorized
 from tests.broker_adapter.servers import DEADLINE_S, ServerProcess, delay_process
 from tests.fixtures.command_line import Done, outbox
 from tests.fixtures.fork_server import environment, fork_server
-from tests.outbox_broker.client_load import TOPIC, Known, Load, check_restored
+from tests.outbox_broker.client_load import HOUR_MS, TOPIC, Known, Load, check_restored
 
 SMALL = '[broker]\nsegment_bytes = "64KiB"\nretention_bytes = "1KiB"\n'
 

@@ -1,0 +1,124 @@
+"""The shard of a broker on BookKeeper, on its owner: an engine that has nothing on a disk, and acts while it may."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from outbox_broker.cluster.bookie_room import BookieRoom
+from outbox_broker.cluster.ownership_lease import ShardPermit
+from outbox_broker.cluster.shard_host import OpenedShard
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_broker.http.service_ports import ServicePorts
+from outbox_broker.log.disk_reserve import Reserve
+from outbox_core.common.clock import Clock
+from outbox_core.common.errors import StorageFailed
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
+
+REFUSAL: Final = "a broker on BookKeeper has neither a target that refuses messages, nor a folder"
+UNCONFIRMED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of messages that the bookies have not confirmed yet, above which publishes are refused. At twice as much an append
+waits, and with it all who wait for the engine's lock."""
+SENDING_MS: Final = 200
+"""How long a delivery may be recorded in this process alone. Nobody waits for its record, so nothing else sends it; the
+next owner would know nothing of the last deliveries, and of the attempts that they used."""
+
+
+class BookieReserve(Reserve):
+    """Room at the bookies, in place of a disk's: nothing of it can be released, or measured here."""
+
+    def __init__(self, folder: Path, room: BookieRoom | None) -> None:
+        super().__init__(folder / "reserve", size_bytes=0)
+        self._room = room
+        self.engine: Engine | None = None
+
+    def require(self, halves: int = 2) -> None:
+        """Raise StorageFailed if new messages are refused: for lack of room, or since the bookies are far behind."""
+        if halves == 1:  # what is stored is to be consumed in any case
+            return
+        if self._room is not None:
+            self._room.check_room()
+        if self.engine is not None:
+            messages = self.engine.context.messages
+            if messages.end - messages.durable > UNCONFIRMED_BYTES_MAX:
+                raise StorageFailed("the bookies are behind with what was published: publish slower, or add bookies")
+
+    def make_room(self, size_bytes: int, *, spends: bool) -> None:
+        """Do nothing: what a checkpoint needs is the bookies' to have."""
+
+    def disk_figures(self) -> Mapping[str, int]:
+        """None: the disks are the bookies', and `outbox broker store status` shows them."""
+        return {}
+
+
+class BrokerShard:
+    """A RunningShard: one engine, from its opening on the segments of an owner until that owner closes it."""
+
+    def __init__(
+        self, opened: OpenedShard, engine: Engine, permit: ShardPermit, folder: tempfile.TemporaryDirectory[str]
+    ) -> None:
+        """Called by start(). `folder`: what the engine has while it runs, and nothing of it counts."""
+        self._opened = opened
+        self._folder = folder
+        self._ended = threading.Event()
+        self._sender = threading.Thread(target=self._send, name="broker-shard-sender", daemon=True)
+        self.engine = engine
+        self.permit = permit
+
+    @classmethod
+    def start(
+        cls, opened: OpenedShard, permit: ShardPermit, *, clock: Clock, options: EngineOptions, room: BookieRoom | None
+    ) -> BrokerShard:  # fmt: skip
+        """Recover the engine, and let it deliver. `clock`: the cluster's. Raises as Engine.open() does."""
+        folder = tempfile.TemporaryDirectory(prefix="outbox-broker-")
+        try:
+            reserve = BookieReserve(Path(folder.name), room)
+            engine = Engine.open(
+                Path(folder.name), clock=clock, options=options, segments=lambda _part: opened.store, reserve=reserve
+            )
+        except BaseException:
+            folder.cleanup()
+            raise
+        reserve.engine = engine
+        shard = cls(opened, engine, permit, folder)
+        shard._sender.start()
+        return shard
+
+    def served(self) -> ServicePorts:
+        """Returns the ports for the server that clients use."""
+        return replace(
+            ServicePorts.of(self.engine), operations=None, check_owner=self.permit.require, refusal=REFUSAL
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """See RunningShard.check."""
+        self.engine.check_usable()
+
+    def limit_memory(self, *, hosted: int) -> None:
+        """See RunningShard.limit_memory: the engine's options bound it, and a broker is one shard."""
+
+    def close(self) -> None:
+        """See RunningShard.close."""
+        self._ended.set()
+        self._sender.join()
+        try:
+            self.engine.close()
+        finally:
+            self._opened.close()
+            self._folder.cleanup()
+
+    def _send(self) -> None:
+        actions = self.engine.context.actions
+        while not self._ended.wait(SENDING_MS / 1000):
+            try:
+                actions.commit()
+            except StorageFailed as error:  # check() has the shard opened anew
+                logger.warning("deliveries_not_sent", extra={"error": str(error)})
+                return

@@ -1,0 +1,88 @@
+"""A broker that bookies keep: its owner, and bookies, die or pause under load, and another process goes on."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+
+from outbox_core import connect
+from outbox_core.common.errors import BrokerError
+from tests.engines.bookkeeper.cluster import BookKeeperCluster
+from tests.outbox_broker.client_load import GROUP, TOPIC, Known, Load, check_restored
+from tests.outbox_broker.cluster.conftest import eventually
+
+if TYPE_CHECKING:
+    from tests.outbox_broker.cluster.broker_nodes import BrokerNodes
+
+
+def test_an_owner_and_a_bookie_that_are_killed_under_load_lose_nothing_that_was_acknowledged(
+    broker_nodes: BrokerNodes, cluster: BookKeeperCluster
+) -> None:
+    broker_nodes.start("n1")
+    owner = broker_nodes.wait_for_owner()
+    other = broker_nodes.start("n2")
+    load = Load(broker_nodes.url, goes_on=True)
+
+    with load.running():
+        load.wait_for(5)
+        cluster.kill9(cluster.bookie_ids[0])
+        load.wait_for(Known(load).settled_each + 5)
+        owner.end(signal.SIGKILL)
+        assert broker_nodes.wait_for_owner(but=owner) is other
+        load.wait_for(Known(load).settled_each + 5)
+    check_restored(broker_nodes.url, load, Known(load))
+
+
+def test_an_owner_that_is_paused_under_load_and_wakes_up_acknowledges_and_delivers_nothing(
+    broker_nodes: BrokerNodes,
+) -> None:
+    owner = broker_nodes.start("n1")
+    broker_nodes.wait_for_owner()
+    other = broker_nodes.start("n2")
+    load = Load(broker_nodes.url, goes_on=True)
+
+    with load.running():
+        load.wait_for(5)
+        owner.pause()
+        assert broker_nodes.wait_for_owner(but=owner) is other
+        load.wait_for(Known(load).settled_each + 5)
+        owner.resume()
+        broker = connect(owner.url)
+        with pytest.raises(BrokerError):
+            broker.pull(TOPIC, GROUP)
+        broker.close()
+        eventually(lambda: f"node n2 at {other.url} serves the broker" in ready(owner.url), what="it knows its place")
+        load.wait_for(Known(load).settled_each + 5)
+    check_restored(broker_nodes.url, load, Known(load))
+
+
+def ready(url: str) -> str:
+    """What a node says of its readiness."""
+    return requests.get(f"{url}/readyz", timeout=60).text
+
+
+def test_without_bookies_publishes_are_refused_and_it_goes_on_by_itself_when_they_are_back(
+    broker_nodes: BrokerNodes, cluster: BookKeeperCluster
+) -> None:
+    node = broker_nodes.start("n1")
+    broker_nodes.wait_for_owner()
+    load = Load(broker_nodes.url, goes_on=True)
+
+    with load.running():
+        load.wait_for(3)
+        for bookie in cluster.bookie_ids:
+            cluster.kill9(bookie)
+        eventually(lambda: "failed" in ready(node.url), what="it is not ready")
+        refused = requests.post(
+            f"{node.url}/v1/publish", json={"messages": [{"id": "a", "topic": TOPIC, "body": "x"}]}, timeout=120
+        )
+        known = Known(load).settled_each
+        cluster.restore()
+        load.wait_for(known + 5)
+    check_restored(broker_nodes.url, load, Known(load))
+
+    assert refused.status_code == 503
+    assert refused.headers["Retry-After"]

@@ -1,0 +1,114 @@
+"""Nodes of one broker as processes, on a folder that they share in place of bookies: one serves, one stands by."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import requests
+from typer.testing import CliRunner
+
+from outbox_broker.server.cli import app
+from outbox_core import Message, connect
+from outbox_core.common.errors import ConfigurationError
+from tests.fixtures.zookeeper_server import ZooKeeper
+from tests.outbox_broker.client_load import GROUP, TOPIC, Known, Load, check_restored
+from tests.outbox_broker.cluster.broker_nodes import BrokerNodes
+from tests.outbox_broker.cluster.running_cluster import RunningCluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture
+def nodes(running_zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[BrokerNodes]:
+    """A broker without nodes."""
+    with ExitStack() as stack:
+        yield BrokerNodes(running_zookeeper.hosts, tmp_path, stack)
+
+
+def test_a_node_that_stands_by_refuses_all_and_says_who_serves(nodes: BrokerNodes) -> None:
+    first = nodes.start("n1", session_ms="30000")
+    assert nodes.wait_for_owner() is first
+    second = nodes.start("n2", session_ms="30000")
+
+    ready = requests.get(f"{second.url}/readyz", timeout=60)
+    refused = requests.post(f"{second.url}/v1/publish", json={"messages": []}, timeout=60)
+    pulled = requests.post(f"{second.url}/v1/topics/{TOPIC}/groups/{GROUP}/pull", json={"wait_ms": 1000}, timeout=60)
+    metrics = requests.get(f"{second.url}/metrics", timeout=60)
+
+    assert ready.status_code == 503
+    assert f"node n1 at {first.url} serves the broker" in ready.text
+    assert (refused.status_code, pulled.status_code) == (503, 503)
+    assert refused.headers["Retry-After"]
+    assert f"node n1 at {first.url} serves the broker" in refused.json()["detail"]
+    assert metrics.status_code == 200
+    assert "disk_free_bytes" not in requests.get(f"{first.url}/metrics", timeout=60).text
+
+
+def test_a_node_that_stops_hands_over_and_one_alone_stops_at_once(nodes: BrokerNodes) -> None:
+    first = nodes.start("n1", session_ms="30000")
+    nodes.wait_for_owner()
+    second = nodes.start("n2", session_ms="30000")
+    broker = connect(nodes.url)
+    broker.publish([Message(id="a", topic=TOPIC, body=b"1"), Message(id="b", topic=TOPIC, body=b"2")])
+    [kept] = broker.pull(TOPIC, GROUP, max_messages=1)
+
+    assert first.end(signal.SIGTERM) == 0
+    assert nodes.wait_for_owner() is second
+    [other] = broker.pull(TOPIC, GROUP, wait_ms=60_000)
+    statuses = broker.ack([kept.receipt, other.receipt])
+    broker.close()
+
+    assert [kept.id, other.id] == ["a", "b"]
+    assert statuses == ["acked", "acked"]
+    assert second.end(signal.SIGTERM) == 0
+
+
+def test_a_node_that_is_killed_under_load_loses_nothing_that_was_acknowledged(nodes: BrokerNodes) -> None:
+    nodes.start("n1")
+    nodes.wait_for_owner()
+    nodes.start("n2")
+    load = Load(nodes.url, goes_on=True)
+
+    with load.running():
+        load.wait_for(5)
+        for _ in range(2):
+            owner = nodes.wait_for_owner()
+            owner.end(signal.SIGKILL)
+            nodes.wait_for_owner(but=owner)
+            owner.start()
+            load.wait_for(Known(load).settled_each + 5)
+    check_restored(nodes.url, load, Known(load))
+
+
+def test_a_path_of_the_other_kind_is_refused(running_zookeeper: ZooKeeper, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        delay = RunningCluster(running_zookeeper.hosts, tmp_path, stack)
+        with pytest.raises(ConfigurationError, match="is the path of a delay cluster: name another path"):
+            serve("--store", delay.store)
+        nodes = BrokerNodes(running_zookeeper.hosts, tmp_path, stack)
+        nodes.start("n1", session_ms="30000")
+        delay.store = nodes.store
+        with pytest.raises(ConfigurationError, match="is the path of a broker: name another path"):
+            delay.command("init", "--shards", "8")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--store", "bookkeeper://zk/p", "--data", "d"), "give one of them"),
+        (("--store", "bookkeeper://zk/p", "--durability", "os"), "bookies sync what they acknowledge"),
+        (("--data", "d", "--name", "n"), "give --store, too"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: tuple[str, ...], error: str) -> None:
+    with pytest.raises(ConfigurationError, match=error):
+        serve(*options)
+
+
+def serve(*options: str) -> None:
+    """Run `outbox broker serve` in this process. Raises its error."""
+    CliRunner().invoke(app, ["serve", *options], catch_exceptions=False)

@@ -1,0 +1,129 @@
+"""The logs of a broker on ledgers, as files that the reconciliation reads: what its owner confirmed, and no more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_broker.segments.ledger_view import LedgerView
+from outbox_broker.server.store_export import LogsExported, export_logs
+from outbox_core.common.errors import ConfigurationError
+from outbox_core.journal import journal
+from outbox_core.messages.message import GroupConfig, Message, decode_record
+from spark_reconcile.sources.broker_logs import ACTION_KINDS, MESSAGE_KINDS, begins_whole, frames_of, survey
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+
+TOPIC, GROUP = "orders", "billing"
+OPTIONS = EngineOptions(segment_bytes=4096, checkpoint_bytes=4096, retention_ms=1)
+
+
+class Told(threading.Event):
+    """A pause in which the bookies are told what is confirmed."""
+
+    def __init__(self, cluster: LedgerCluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let the time pass."""
+        self._cluster.ledgers.say_confirmed()
+        return False
+
+
+@contextmanager
+def owned(cluster: LedgerCluster, folder: Path) -> Iterator[Engine]:
+    """An engine that takes the shard over."""
+    taken = cluster.open()
+    engine = Engine.open(folder, clock=cluster.clock, options=OPTIONS, segments=lambda _part: taken)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def exported(cluster: LedgerCluster, folder: Path) -> LogsExported:
+    return export_logs(folder, view=lambda: LedgerView.open(cluster.shard()), pause=Told(cluster))
+
+
+def work(engine: Engine, name: str, count: int = 60) -> list[str]:
+    """Publish, deliver and acknowledge so many; returns the ids."""
+    ids = [f"{name}-{number}" for number in range(count)]
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    for one in ids:
+        engine.publisher.publish([Message(id=one, topic=TOPIC, body=one.encode() * 30)])
+    while found := engine.puller.pull(TOPIC, GROUP, max_messages=7):
+        engine.settler.ack([one.receipt for one in found])
+    return ids
+
+
+def messages_in(folder: Path) -> list[str]:
+    segments = survey(folder, "messages")
+    return [decode_record(frame.payload).id for one in segments for frame in frames_of(one, wanted=MESSAGE_KINDS)]
+
+
+def settled_in(folder: Path) -> int:
+    actions = [
+        journal.decode_action(frame.payload)
+        for segment in survey(folder, "actions")
+        for frame in frames_of(segment, wanted=ACTION_KINDS)
+    ]
+    return sum(count for one in actions if isinstance(one, journal.Settled) for _, count in one.runs)
+
+
+def test_what_an_owner_confirmed_is_in_the_export_while_it_runs_and_a_second_one_reads_what_is_new(
+    tmp_path: Path,
+) -> None:
+    cluster, folder = LedgerCluster(), tmp_path / "export"
+    with owned(cluster, tmp_path / "a") as engine:
+        ids = work(engine, "first")
+        before = exported(cluster, folder)
+        assert messages_in(folder) == ids
+        assert settled_in(folder) == len(ids)
+        ids += work(engine, "second")
+
+        after = exported(cluster, folder)
+
+        assert messages_in(folder) == ids
+        assert settled_in(folder) == len(ids)
+        assert begins_whole(survey(folder, "messages"))
+        assert before.kept == 0
+        assert after.kept >= before.segments - 2, "all that was sealed"
+        assert exported(cluster, folder).written_bytes < after.written_bytes
+
+
+def test_the_export_of_another_owner_goes_on_where_that_of_the_one_before_ended(tmp_path: Path) -> None:
+    cluster, folder = LedgerCluster(), tmp_path / "export"
+    with owned(cluster, tmp_path / "a") as engine:
+        ids = work(engine, "first")
+        exported(cluster, folder)
+        with owned(cluster, tmp_path / "b") as successor:
+            ids += work(successor, "second")
+            exported(cluster, folder)
+
+    assert messages_in(folder) == ids
+    assert settled_in(folder) == len(ids)
+
+
+def test_segments_that_retention_dropped_go_from_the_export(tmp_path: Path) -> None:
+    cluster, folder = LedgerCluster(), tmp_path / "export"
+    with owned(cluster, tmp_path / "a") as engine:
+        work(engine, "first")
+        exported(cluster, folder)
+        cluster.clock.advance(60_000)
+        last = work(engine, "second", 40)
+        engine.retention.check()
+        exported(cluster, folder)
+
+        assert not begins_whole(survey(folder, "messages"))
+        assert messages_in(folder)[-1] == last[-1]
+
+
+def test_a_path_that_no_broker_has_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no broker has opened this path yet"):
+        exported(LedgerCluster(), tmp_path / "export")
