@@ -28,6 +28,8 @@ from benchmarks.harness.rounds import percentiles, ratio, rotated, spread
 from benchmarks.harness.servers import environment
 
 OURS: Final = "outbox_http"
+TREE: Final = frozenset({OURS, "outbox_bookkeeper"})
+"""Those whose clients need this tree's environment alone."""
 RATES: Final = (
     "publish_500", "publish_500_4_in_flight", "consume_500", "publish_1_at_1", "publish_1_at_32",
     "publish_1_in_32_threads",
@@ -139,7 +141,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes and three rounds")
     parser.add_argument(
         "--only", type=lambda text: [name for name in servers.CONTESTANTS if name in text.split(",")],
-        default=list(servers.CONTESTANTS), help=f"of {','.join(servers.CONTESTANTS)}",
+        default=[name for name in servers.CONTESTANTS if name not in TREE or name == OURS],
+        help=f"of {','.join(servers.CONTESTANTS)}",
     )  # fmt: skip
     chosen = parser.parse_args()
     if chosen.quick:
@@ -157,7 +160,7 @@ def _start(stack: contextlib.ExitStack, name: str, failed: dict[str, str]) -> Ru
     """A contestant that cannot run is left out, and the result says why."""
     try:
         peer = stack.enter_context(servers.CONTESTANTS[name]())
-        python = sys.executable if name == OURS else peer_programs.peers_python()
+        python = sys.executable if name in TREE else peer_programs.peers_python()
         clients = [Client(python, name, peer.address) for _ in range(2)]
     except RuntimeError as error:
         talk.print(f"{name} is left out: {error}")

@@ -52,6 +52,17 @@ def outbox_http() -> Iterator[Peer]:
 
 
 @contextlib.contextmanager
+def outbox_bookkeeper() -> Iterator[Peer]:
+    """`outbox broker serve --store` on three bookies, of which two have each entry before it is answered. Its processor
+    time is that of the broker's process alone.
+    """
+    from benchmarks.delay.cluster.servers import servers as bookies  # with libraries that the others do not need
+
+    with bookies(None) as running, running.broker("bench") as node:
+        yield Peer(address=node.url, pid=node.pid, folder=Path(os.devnull), version="this tree")
+
+
+@contextlib.contextmanager
 def redis_streams() -> Iterator[Peer]:
     """Redis that syncs its append-only file before it answers."""
     program, port = peer_programs.redis_server(), free_port("127.0.0.1")
@@ -98,6 +109,7 @@ def rabbitmq() -> Iterator[Peer]:
 
 CONTESTANTS: Final[dict[str, Callable[[], contextlib.AbstractContextManager[Peer]]]] = {
     "outbox_http": outbox_http,
+    "outbox_bookkeeper": outbox_bookkeeper,
     "redis_streams": redis_streams,
     "nats_jetstream": nats_jetstream,
     "rabbitmq": rabbitmq,

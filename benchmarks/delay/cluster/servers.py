@@ -24,6 +24,7 @@ from tests.engines import bookkeeper as engine_tests
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.engines.jars import fetched_jars
 from tests.engines.java_server import java_home
+from tests.outbox_broker.cluster.broker_nodes import is_ready
 from tests.outbox_broker.cluster.node_process import NodeProcess
 
 BOOKIES: Final = 3
@@ -49,8 +50,22 @@ class Servers:
             return address, init_cluster(session, ZnodeLayout(address.root), shards=shards)
 
     @contextlib.contextmanager
-    def nodes(self, address: ZooKeeperAddress, *names: str, target: str) -> Iterator[list[NodeProcess]]:
-        """Nodes as processes with the default settings: three copies, of which two are waited for."""
+    def broker(self, name: str) -> Iterator[NodeProcess]:
+        """A broker of one node, which serves, as a process with the default settings."""
+        address = ZooKeeperAddress(hosts=self.bookkeeper.zookeeper_hosts, root=f"/bench/{next(_numbers)}")
+        with self.nodes(address, name, target=None) as [node]:
+            deadline = time.monotonic() + SERVED_SECONDS_MAX
+            while not is_ready(node.url):
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"the broker is not served: {node.log}")
+                time.sleep(0.05)
+            yield node
+
+    @contextlib.contextmanager
+    def nodes(self, address: ZooKeeperAddress, *names: str, target: str | None) -> Iterator[list[NodeProcess]]:
+        """Nodes as processes with the default settings: three copies, of which two are waited for. Without a target: of
+        a broker.
+        """
         folder = self.folder / f"nodes-{next(_numbers)}"
         folder.mkdir()
         password = folder / "ledgers-password"
