@@ -19,7 +19,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from broker_adapter.http import dead_letter_cli, operations_cli, recurring_cli
+from broker_adapter.http import dead_letter_cli, operations_cli, recurring_cli, store_cli
 from broker_adapter.http.admin_client import AdminClient
 from broker_adapter.http.shared_cli import (
     AsJson,
@@ -53,6 +53,7 @@ group_app: Final = typer.Typer(no_args_is_help=True, help="Declare, show, move a
 message_app: Final = typer.Typer(no_args_is_help=True, help="Publish messages, and look at those that are stored.")
 schedule_app: Final = typer.Typer(no_args_is_help=True, help="Scheduled messages, and recurring ones.")
 app.add_typer(server_cli.app)
+app.add_typer(store_cli.app, name="store")
 app.add_typer(operations_cli.app)
 app.add_typer(topic_app, name="topic")
 app.add_typer(group_app, name="group")

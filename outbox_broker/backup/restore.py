@@ -8,7 +8,7 @@ all those of the broker that was backed up, in its later life, too (log/restored
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -51,7 +51,7 @@ def restore_backup(
     Raises SegmentDamaged if the backup is damaged, ConfigurationError if the folder is in use or not empty, or this
     release does not open what is in the backup, all with nothing done; StorageFailed.
     """
-    _refuse_unless_empty(folder, besides=_OF_DISKS)
+    refuse_unless_empty(folder)
     refuse_nested(folder)
     try:
         manifest, damage = check_backup(backup, shows=lambda done, total: shows(done, 2 * total))
@@ -66,7 +66,7 @@ def restore_backup(
             lock = FolderLock(folder)
             lock.acquire()
             held.callback(lock.release)
-            _refuse_unless_empty(folder, besides=_OF_DISKS | {"lock"})  # once more, now that nobody else can write
+            refuse_unless_empty(folder, besides=frozenset({"lock"}))  # once more, now that nobody else can write
             return manifest, _restore(backup, folder, manifest, storage=storage, clock=clock, shows=shows)
     except OSError as error:
         raise StorageFailed(f"the backup was not restored: {error.filename or folder}: {error.strerror}") from error
@@ -76,9 +76,7 @@ def _restore(
     backup: Path, folder: Path, manifest: Manifest, *, storage: Storage, clock: Clock,
     shows: Callable[[int, int], None],
 ) -> Restored:  # fmt: skip
-    unfinished = folder / UNFINISHED
-    os.close(storage.create(unfinished))
-    storage.sync_folder(folder)
+    begin_restore(folder, storage=storage)
     parts = {(folder / file.path).parent for file in manifest.files}
     for part in parts:
         part.mkdir(mode=0o700, exist_ok=True)
@@ -96,15 +94,26 @@ def _restore(
     restored = Restored(
         at_ms=now_ms, backup_at_ms=manifest.at_ms, epoch=epoch_of_restore(now_ms, before=max(epochs))
     )  # fmt: skip
-    for part in parts if parts == {folder} else parts - {folder}:
+    finish_restore(folder, parts if parts == {folder} else parts - {folder}, restored, storage=storage)
+    return restored
+
+
+def begin_restore(folder: Path, *, storage: Storage) -> None:
+    """Have a folder say that what is in it is a part. Raises OSError."""
+    os.close(storage.create(folder / UNFINISHED))
+    storage.sync_folder(folder)
+
+
+def finish_restore(folder: Path, parts: Iterable[Path], restored: Restored, *, storage: Storage) -> None:
+    """Make what was restored to a folder another generation of its broker, which may be opened. Raises OSError."""
+    for part in parts:
         EpochFile(part).write(restored.epoch, storage)
         storage.sync_folder(part)
     write_synced(folder / RESTORED, msgspec.json.encode(restored), storage)
     storage.sync_folder(folder)
     storage.sync_folder(folder.parent)
-    storage.remove(unfinished)  # last: from here on it may be opened
+    storage.remove(folder / UNFINISHED)  # last: from here on it may be opened
     storage.sync_folder(folder)
-    return restored
 
 
 def _copy(backup: Path, file: BackedUpFile, path: Path, storage: Storage) -> None:
@@ -133,10 +142,10 @@ def _make_note_ours(path: Path, storage: Storage, *, of_boot: str) -> None:
         write_synced(path, encode_note(SegmentNote(note.end, boot_id())), storage)
 
 
-def _refuse_unless_empty(folder: Path, *, besides: frozenset[str]) -> None:
+def refuse_unless_empty(folder: Path, *, besides: frozenset[str] = frozenset()) -> None:
     """Raise ConfigurationError unless a folder is empty, or is not there."""
     try:
-        found = {path.name for path in folder.iterdir()} - besides
+        found = {path.name for path in folder.iterdir()} - besides - _OF_DISKS
     except FileNotFoundError:
         return
     except OSError as error:

@@ -14,8 +14,10 @@ from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
+from outbox_broker.http.ledger_snapshots import LedgerSnapshots
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.disk_reserve import Reserve
+from outbox_broker.segments.ledger import LedgerSegments
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
@@ -93,8 +95,15 @@ class BrokerShard:
 
     def served(self) -> ServicePorts:
         """Returns the ports for the server that clients use."""
+        store = self._opened.store
+        snapshots = (
+            LedgerSnapshots(self.engine, store, clock=self.engine.context.clock)
+            if isinstance(store, LedgerSegments)
+            else None
+        )
         return replace(
-            ServicePorts.of(self.engine), operations=None, check_owner=self.permit.require, refusal=REFUSAL
+            ServicePorts.of(self.engine), operations=None, snapshots=snapshots, check_owner=self.permit.require,
+            refusal=REFUSAL,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -117,7 +117,7 @@ class Engine:
         self.recurring = RecurringPublisher(context, writer, groups, self.publisher)
         self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher, self.recurring)
         self.purger = Purger(context, writer, wakeups, groups, self.publisher, self.dead_letters)
-        self.snapshots = FolderSnapshots(folder, clock=clock, locks=self._locks) if segments is None else None
+        self.snapshots = FolderSnapshots(folder, clock=clock, locks=self.locks) if segments is None else None
         self.operations = Operations(context, groups, dispatcher, cordon=cordon)
 
     @classmethod
@@ -247,8 +247,8 @@ class Engine:
         self.retention.check()
         self.stalls.check()
 
-    def _locks(self) -> Sequence[AbstractContextManager[object]]:
-        """The locks under which the folder stands still, in their order."""
+    def locks(self) -> Sequence[AbstractContextManager[object]]:
+        """Returns the locks under which all that it keeps stands still, in their order. Held briefly."""
         segments = (folder.standing_still() for folder in self._folders)
         return self.context.lock, self.context.schedule.standing_still(), *segments
 

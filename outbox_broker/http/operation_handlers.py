@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from outbox_broker.http.access_control import Role
+from outbox_broker.http.ledger_snapshots import LedgerSnapshots
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
 from outbox_broker.http.service_ports import ForOperators
@@ -58,11 +59,16 @@ def status(call: Call) -> StatusAnswer:
 
 
 def snapshot(call: Call) -> SnapshotAnswer:
-    """Have what the data folder holds now stand still for the backup that asks, which reads it beside the server."""
+    """Have what the data folder holds now stand still for the backup that asks, which reads it beside the server. Of
+    what bookies keep, say where it ends now.
+    """
     call.require(Role.ADMIN, None)
-    if call.served.snapshots is None:
+    snapshots = call.served.snapshots
+    if snapshots is None:
         raise NotSupported("what this server keeps is not in a folder: its segments are kept by bookies")
-    taken = call.served.snapshots.take(call.read(SnapshotRequest).token)
+    if isinstance(snapshots, LedgerSnapshots):
+        return snapshots.take()
+    taken = snapshots.take(call.read(SnapshotRequest).token)
     if taken is None:
         raise Problem(
             ProblemKind.NOT_FOUND, "no backup waits for a snapshot: `outbox broker backup` does, beside the broker"

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from outbox_broker.backup.snapshot import FolderSnapshots
 from outbox_broker.engine.engine import Engine
+from outbox_broker.http.ledger_snapshots import LedgerSnapshots
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.schedule.lateness import Lateness
@@ -160,8 +161,8 @@ class ServicePorts:
     refusals: ForRefusals | None = None
     operations: ForOperators | None = None
     """What a node of a cluster has not: `outbox delay drain` has it hand its shards to other nodes."""
-    snapshots: FolderSnapshots | None = None
-    """What a server has not whose segments are kept by bookies."""
+    snapshots: FolderSnapshots | LedgerSnapshots | None = None
+    """Of a data folder, or of what bookies keep for a broker; a node of a delay cluster has none."""
     refusal: str = ""
     check_owner: Callable[[], None] = _owner
     """Raises BrokerUnavailable where another node may act by now: asked first, and before deliveries leave."""

@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from outbox_broker.segments.final_failure import FinalFailure
@@ -109,6 +109,25 @@ class LedgerSegments:
     def list(self) -> Sequence[SegmentInfo]:
         """What the manifest names; see the port."""
         return [info_of(segment) for segment in self._manifest.segments()]
+
+    def list_ends(self) -> Sequence[SegmentInfo]:
+        """What list() has, and what is begun, with where each ends now that this owner has appended to. Whoever wants
+        all of one moment holds what keeps others from appending; make_durable() then makes it so.
+        """
+        with self._guard:
+            writers = list(self._writers.values())
+        infos = {info.name: info for info in self.list()}
+        infos |= {writer.name: writer.info for writer in writers if writer.end}
+        return [infos[name] for name in sorted(infos)]
+
+    def make_durable(self, infos: Iterable[SegmentInfo]) -> None:
+        """Return once these segments are durable up to their ends; one that was deleted since is left out. Raises
+        StorageFailed.
+        """
+        for info in infos:
+            writer = self._writers.get(info.name)
+            if writer is not None:
+                writer.commit(info.end)
 
     def read(self, name: str, position: int, size_bytes: int) -> bytes:
         """Bytes of a ledger's entries, and of what is not confirmed yet from memory; see the port."""
@@ -311,6 +330,11 @@ class LedgerSegmentWriter:
     def end(self) -> int:
         """See the port."""
         return self._end
+
+    @property
+    def info(self) -> SegmentInfo:
+        """What the port says of the segment, with where it ends now."""
+        return replace(self._info, end=self._end)
 
     def append(self, block: bytes) -> int:
         """Queue a block. It is sent if nothing else is on its way, and so is a full entry: see the port."""

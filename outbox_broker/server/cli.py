@@ -19,7 +19,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from outbox_broker.server import store_cli
 from outbox_core.common.clock import SystemClock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.logs import LogFormat
@@ -27,7 +26,6 @@ from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
 from outbox_core.runtime.terminal_text import utc_text
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker.")
-app.add_typer(store_cli.app, name="store")
 
 
 @app.command()

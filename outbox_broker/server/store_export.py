@@ -15,6 +15,7 @@ from typing import Final
 from outbox_broker.segments.ledger_view import LedgerView
 from outbox_broker.segments.port import SegmentInfo
 from outbox_core.common.errors import ConfigurationError, StorageFailed
+from outbox_core.common.private_files import open_private
 from outbox_core.journal.block import SEGMENT_HEAD_BYTES, SegmentHead, SegmentKind
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -48,7 +49,7 @@ def export_logs(
     """
     pause, exported = pause or threading.Event(), LogsExported()
     for log, kind in LOGS.items():
-        (folder / log).mkdir(parents=True, exist_ok=True)
+        (folder / log).mkdir(mode=0o700, parents=True, exist_ok=True)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             pause.wait(CONFIRMED_S)
             try:
@@ -90,7 +91,7 @@ def _write(view: LedgerView, info: SegmentInfo, path: Path, exported: LogsExport
                 exported.kept += 1
                 return info.end
     unfinished = path.with_suffix(".new")
-    with unfinished.open("wb") as file:
+    with open_private(unfinished) as file:  # bodies are in it
         file.write(head)
         for piece in view.confirmed_bytes(info.name):
             file.write(piece)

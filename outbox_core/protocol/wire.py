@@ -634,12 +634,26 @@ class SnapshotRequest(Request, frozen=True, kw_only=True):
     token: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
+class SnapshotSegment(_Answer, frozen=True, kw_only=True):
+    """A segment that bookies keep, as its head says it, and where it ended at the moment; None: where it ends."""
+
+    name: str
+    kind: int
+    epoch: int
+    first: int
+    created_at_ms: int
+    end: int | None
+
+
 class SnapshotAnswer(_Answer, frozen=True, kw_only=True):
-    """Of which moment the snapshot is, and what is in it."""
+    """Of which moment the snapshot is, and what is in it: files of the data folder, or segments that bookies keep, of
+    which `size_bytes` counts what is known.
+    """
 
     at_ms: int
     files: int
     size_bytes: int
+    segments: list[SnapshotSegment] = []
 
 
 class GroupRemainder(_Answer, frozen=True, kw_only=True):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +14,7 @@ import requests
 
 from outbox_core import connect
 from outbox_core.common.errors import BrokerError
+from tests.broker_adapter.servers import ServerProcess
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.outbox_broker.client_load import GROUP, TOPIC, Known, Load, check_restored
 from tests.outbox_broker.cluster.conftest import eventually
@@ -34,6 +39,28 @@ def test_an_owner_and_a_bookie_that_are_killed_under_load_lose_nothing_that_was_
         assert broker_nodes.wait_for_owner(but=owner) is other
         load.wait_for(Known(load).settled_each + 5)
     check_restored(broker_nodes.url, load, Known(load))
+
+
+def test_a_copy_that_is_taken_under_load_has_what_was_acknowledged_before_it(
+    broker_nodes: BrokerNodes, node_settings: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in node_settings.items():
+        monkeypatch.setenv(f"OUTBOX_CLUSTER__{name.upper()}", value)
+    node = broker_nodes.start("n1", session_ms="30000")
+    broker_nodes.wait_for_owner()
+    load, to = Load(broker_nodes.url, goes_on=True), tmp_path / "copy"
+
+    with load.running():
+        load.wait_for(5)
+        known = Known(load)
+        command = ["store", "copy", "--store", broker_nodes.store, "--url", node.url, "--to", str(to)]
+        subprocess.run([sys.executable, "-m", "outbox", "broker", *command], check=True, timeout=300)  # it starts a JVM
+    copy = ServerProcess(to)
+    try:
+        copy.start()
+        check_restored(copy.url, load, known)
+    finally:
+        copy.kill()
 
 
 def test_an_owner_that_is_paused_under_load_and_wakes_up_acknowledges_and_delivers_nothing(

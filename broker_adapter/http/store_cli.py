@@ -1,0 +1,59 @@
+"""The command of `outbox broker store` that asks the running broker: copy. The others are in outbox_broker/server."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from broker_adapter.http.shared_cli import AsJson, Connection, connected, print_done
+from outbox_broker.server.store_cli import app
+from outbox_core.common.clock import SystemClock
+from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
+from outbox_core.runtime.terminal_text import utc_text
+
+__all__ = ["app"]
+
+
+@app.command()
+@connected
+def copy(
+    connection: Connection,
+    store: Annotated[str, typer.Option(help="The broker's address: bookkeeper://zk1,zk2,zk3/path.")],
+    to: Annotated[Path, typer.Option("--to", help="A new folder, or an empty one.")],
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table [cluster].")] = None,
+    progress: ProgressOption = ProgressForm.AUTO,
+    as_json: AsJson = False,
+) -> None:
+    """Copy what bookies keep for a broker to a data folder, beside the running broker.
+
+    The node that serves is asked at --url, with the role admin, where everything ends at this moment, and goes on.
+    The folder can be served, or backed up. It is another generation of the broker, as a restored one: receipts of
+    before are stale in it. Bodies of messages are in it.
+
+    Examples:
+
+      outbox broker store copy --store bookkeeper://zk1,zk2,zk3/outbox/broker --url http://broker:7788 --to ./copy
+
+      outbox broker backup ./copy --to /mnt/backup/broker
+    """
+    from outbox_broker.cluster.cluster_cli import settings_of
+    from outbox_broker.cluster.shard_names import shard_name
+    from outbox_broker.cluster.shard_openers import ledger_shards
+    from outbox_broker.log.storage import DiskStorage
+    from outbox_broker.server.store_copy import copy_broker
+
+    client = connection.client()
+    with ledger_shards(settings_of(store, config)) as shards, Progress("copy", form=progress, steady=True) as shown:
+        copied = copy_broker(
+            to, ask=lambda: client.snapshot("copy"), view=lambda: shards.view(shard_name(0, 0)), storage=DiskStorage(),
+            clock=SystemClock(), shows=shown.update,
+        )  # fmt: skip
+    print_done(
+        {"folder": str(to), **asdict(copied)},
+        f"the broker as of {utc_text(copied.at_ms)} is in {to}: {copied.segments} segments, "
+        f"{copied.size_bytes:,} bytes; bodies of messages are in it",
+        as_json=as_json,
+    )

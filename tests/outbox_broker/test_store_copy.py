@@ -1,0 +1,162 @@
+"""A broker on ledgers, copied to a data folder while it runs: what was acknowledged by the snapshot is in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_broker.http.ledger_snapshots import LedgerSnapshots
+from outbox_broker.log.storage import DiskStorage
+from outbox_broker.segments.ledger import LedgerSegments
+from outbox_broker.segments.ledger_view import LedgerView
+from outbox_broker.server.log_report import LogStatus, report_folder
+from outbox_broker.server.store_copy import BrokerCopied, copy_broker
+from outbox_core.common.errors import ConfigurationError, StorageFailed
+from outbox_core.messages.message import GroupConfig, Message
+from outbox_core.protocol.wire import SnapshotAnswer
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+
+TOPIC, GROUP = "orders", "billing"
+HOUR_MS = 3_600_000
+OPTIONS = EngineOptions(segment_bytes=4096, checkpoint_bytes=4096, schedule_memory_messages_max=8, retention_ms=1)
+
+
+class Owned:
+    """An engine that owns the shard, and what is asked of it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.cluster = LedgerCluster()
+        self._segments: LedgerSegments = self.cluster.open()
+        self.engine = Engine.open(
+            folder / "owner", clock=self.cluster.clock, options=OPTIONS, segments=lambda _part: self._segments
+        )
+        stack.callback(self.engine.close)
+        self._snapshots = LedgerSnapshots(self.engine, self._segments, clock=self.cluster.clock)
+        self.engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
+
+    def snapshot(self) -> SnapshotAnswer:
+        return self._snapshots.take()
+
+    def copy(self, to: Path, *, ask: Callable[[], SnapshotAnswer] | None = None) -> BrokerCopied:
+        return copy_broker(
+            to, ask=ask or self.snapshot, view=lambda: LedgerView.open(self.cluster.shard()), storage=DiskStorage(),
+            clock=self.cluster.clock, shows=lambda _done, _all: None, pause=Told(self.cluster),
+        )  # fmt: skip
+
+    def publish(self, *ids: str, due_ms: int | None = None) -> None:
+        for one in ids:
+            self.engine.publisher.publish([Message(id=one, topic=TOPIC, body=one.encode() * 30, deliver_at_ms=due_ms)])
+
+
+class Told(threading.Event):
+    """A pause in which the bookies are told what is confirmed."""
+
+    def __init__(self, cluster: LedgerCluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._cluster.ledgers.say_confirmed()
+        return False
+
+
+@pytest.fixture
+def owned(tmp_path: Path) -> Iterator[Owned]:
+    with ExitStack() as stack:
+        yield Owned(tmp_path, stack)
+
+
+def test_a_copy_has_all_of_the_moment_and_goes_on_as_another_generation(owned: Owned, tmp_path: Path) -> None:
+    engine, clock = owned.engine, owned.cluster.clock
+    due_ms = clock.now_ms() + HOUR_MS
+    owned.publish(*(f"m{number:02d}" for number in range(60)))
+    owned.publish(*(f"later-{number:02d}" for number in range(40)), due_ms=due_ms)
+    done = engine.puller.pull(TOPIC, GROUP, max_messages=20)
+    engine.settler.ack([one.receipt for one in done])
+    [dead] = engine.puller.pull(TOPIC, GROUP, max_messages=1)
+    engine.settler.nack([dead.receipt], reason="broken")
+    [held] = engine.puller.pull(TOPIC, GROUP, max_messages=1)
+
+    copied = owned.copy(tmp_path / "copy")
+    owned.publish("after")
+
+    assert {report.status for report in report_folder(tmp_path / "copy")} == {LogStatus.CLEAN}
+    assert copied.segments == len(list((tmp_path / "copy").glob("*/*.segment")))
+    clock.advance(HOUR_MS)
+    copy = Engine.open(tmp_path / "copy", clock=clock, options=OPTIONS)
+    try:
+        assert copy.settler.ack([held.receipt]) == ["stale"]
+        came = [one.id for one in pulled(copy)]
+        died = {one.id for one in copy.admin.dead(TOPIC, GROUP, limit=10)[0]}
+    finally:
+        copy.close()
+    assert died == {dead.id, held.id}, "what was in flight has used up its only attempt"
+    wanted = {f"m{number:02d}" for number in range(60)} - {one.id for one in done} - {dead.id}
+    assert sorted(came) == sorted(wanted - {held.id} | {f"later-{number:02d}" for number in range(40)})
+
+
+def pulled(engine: Engine) -> Iterator[Message]:
+    """All that is ready, acknowledged."""
+    while found := engine.puller.pull(TOPIC, GROUP, max_messages=50):
+        assert [one.body for one in found] == [one.id.encode() * 30 for one in found]
+        engine.settler.ack([one.receipt for one in found])
+        yield from (one.message for one in found)
+
+
+def test_segments_that_are_dropped_while_they_are_read_have_the_owner_asked_once_more(
+    owned: Owned, tmp_path: Path
+) -> None:
+    asked: list[SnapshotAnswer] = []
+
+    def ask() -> SnapshotAnswer:
+        asked.append(owned.snapshot())
+        if len(asked) == 1:  # what it names is dropped before it is read
+            for one in owned.engine.puller.pull(TOPIC, GROUP, max_messages=500):
+                owned.engine.settler.ack([one.receipt])
+            owned.cluster.clock.advance(60_000)
+            owned.engine.retention.check()
+        return asked[-1]
+
+    owned.publish(*(f"m{number:02d}" for number in range(60)))
+    copied = owned.copy(tmp_path / "copy", ask=ask)
+
+    assert len(asked) == 2
+    assert copied.at_ms == asked[1].at_ms
+    assert {one.name for one in asked[0].segments} - {one.name for one in asked[1].segments}
+    assert {report.status for report in report_folder(tmp_path / "copy")} == {LogStatus.CLEAN}
+
+
+def test_what_the_bookies_do_not_know_to_be_confirmed_is_waited_for_and_at_last_refused(
+    owned: Owned, tmp_path: Path
+) -> None:
+    owned.publish("a", "b", "c")
+    with pytest.raises(StorageFailed, match="do not know all of it to be confirmed yet"):
+        copy_broker(
+            tmp_path / "copy", ask=owned.snapshot, view=lambda: LedgerView.open(owned.cluster.shard()),
+            storage=DiskStorage(), clock=owned.cluster.clock, shows=lambda _done, _all: None, pause=Untold(),
+        )  # fmt: skip
+
+    with pytest.raises(ConfigurationError, match="whose restore did not end"):
+        Engine.open(tmp_path / "copy")
+
+
+class Untold(threading.Event):
+    """A pause in which nobody is told anything."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return False
+
+
+def test_a_folder_that_is_not_empty_and_a_broker_in_a_folder_are_refused(owned: Owned, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        owned.copy(tmp_path / "full")
+    with pytest.raises(ConfigurationError, match="has a data folder: back that up"):
+        owned.copy(tmp_path / "copy", ask=lambda: SnapshotAnswer(at_ms=1, files=0, size_bytes=0))
