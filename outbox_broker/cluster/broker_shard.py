@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,17 +20,23 @@ from outbox_broker.engine.engine import Engine
 from outbox_broker.http.ledger_snapshots import LedgerSnapshots
 from outbox_broker.http.service_ports import ServicePorts
 from outbox_broker.log.disk_reserve import Reserve
+from outbox_broker.log.folder_lock import FolderLock
 from outbox_broker.segments.ledger import LedgerSegments
 from outbox_core.common.clock import Clock
-from outbox_core.common.errors import StorageFailed
+from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
 
 REFUSAL: Final = "a broker on BookKeeper has neither a target that refuses messages, nor a folder"
-UNCONFIRMED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of messages that the bookies have not confirmed yet, above which publishes are refused. At twice as much an append
-waits, and with it all who wait for the engine's lock."""
+CORDON_REFUSAL: Final = "a broker on BookKeeper is not cordoned: `outbox broker store drain` hands it to another node"
+UNCONFIRMED_BYTES_MAX: Final = 24 * 1024 * 1024
+"""Of all that the bookies have not confirmed yet, above which publishes are refused. Above 32 MiB of one segment an
+append waits, and all who wait for the engine's lock with it. A footer of half a million ids, with which a segment
+begins, has 18 MiB.
+"""
+FOLDER_PREFIX: Final = "outbox-broker-"
+LEFT_BEHIND_S: Final = 3600
 SENDING_MS: Final = 200
 """How long a delivery may be recorded in this process alone. Nobody waits for its record, so nothing else sends it; the
 next owner would know nothing of the last deliveries, and of the attempts that they used."""
@@ -47,10 +56,8 @@ class BookieReserve(Reserve):
             return
         if self._room is not None:
             self._room.check_room()
-        if self.engine is not None:
-            messages = self.engine.context.messages
-            if messages.end - messages.durable > UNCONFIRMED_BYTES_MAX:
-                raise StorageFailed("the bookies are behind with what was published: publish slower, or add bookies")
+        if self.engine is not None and self.engine.unconfirmed_bytes() > UNCONFIRMED_BYTES_MAX:
+            raise StorageFailed("the bookies are behind with what was published: publish slower, or add bookies")
 
     def make_room(self, size_bytes: int, *, spends: bool) -> None:
         """Do nothing: what a checkpoint needs is the bookies' to have."""
@@ -78,32 +85,40 @@ class BrokerShard:
     def start(
         cls, opened: OpenedShard, permit: ShardPermit, *, clock: Clock, options: EngineOptions, room: BookieRoom | None
     ) -> BrokerShard:  # fmt: skip
-        """Recover the engine, and let it deliver. `clock`: the cluster's. Raises as Engine.open() does."""
-        folder = tempfile.TemporaryDirectory(prefix="outbox-broker-")
+        """Recover the engine, and let it deliver. `clock`: the cluster's. Raises as Engine.open() does, and
+        StorageFailed where the process can make no folder or thread: then another node is to have the shard.
+        """
+        _remove_left_behind()
         try:
+            folder = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX)
+        except OSError as error:
+            raise StorageFailed(f"no temporary folder can be made in {tempfile.gettempdir()}: {error}") from error
+        with ExitStack() as failing:
+            failing.callback(folder.cleanup)
             reserve = BookieReserve(Path(folder.name), room)
-            engine = Engine.open(
-                Path(folder.name), clock=clock, options=options, segments=lambda _part: opened.store, reserve=reserve
-            )
-        except BaseException:
-            folder.cleanup()
-            raise
-        reserve.engine = engine
-        shard = cls(opened, engine, permit, folder)
-        shard._sender.start()
+            try:
+                engine = Engine.open(
+                    Path(folder.name), clock=clock, options=options, reserve=reserve,
+                    segments=lambda _part: opened.store,
+                )  # fmt: skip
+                failing.callback(engine.close)
+                reserve.engine = engine
+                shard = cls(opened, engine, permit, folder)
+                shard._sender.start()
+            except RuntimeError as error:
+                raise StorageFailed(f"the process can have no more threads: {error}") from error
+            failing.pop_all()
         return shard
 
     def served(self) -> ServicePorts:
         """Returns the ports for the server that clients use."""
-        store = self._opened.store
-        snapshots = (
-            LedgerSnapshots(self.engine, store, clock=self.engine.context.clock)
-            if isinstance(store, LedgerSegments)
-            else None
-        )
+        engine, store = self.engine, self._opened.store
+        snapshots = None
+        if isinstance(store, LedgerSegments):  # and not in a folder that the nodes share
+            snapshots = LedgerSnapshots(engine, store, clock=engine.context.clock)
         return replace(
-            ServicePorts.of(self.engine), operations=None, snapshots=snapshots, check_owner=self.permit.require,
-            refusal=REFUSAL,
+            ServicePorts.of(engine), snapshots=snapshots, check_owner=self.permit.require, refusal=REFUSAL,
+            cordon_refusal=CORDON_REFUSAL,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -124,10 +139,27 @@ class BrokerShard:
             self._folder.cleanup()
 
     def _send(self) -> None:
-        actions = self.engine.context.actions
+        actions, is_logged = self.engine.context.actions, False
         while not self._ended.wait(SENDING_MS / 1000):
             try:
                 actions.commit()
-            except StorageFailed as error:  # check() has the shard opened anew
-                logger.warning("deliveries_not_sent", extra={"error": str(error)})
-                return
+                is_logged = False
+            except Exception as error:  # noqa: BLE001 - check() finds what is final; else it is tried again
+                if not is_logged:
+                    logger.warning("deliveries_not_sent", extra={"error": str(error)})
+                is_logged = True
+
+
+def _remove_left_behind() -> None:
+    """Remove temporary folders of processes that were killed: none holds their lock. One that was made just now may not
+    be locked yet.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        with suppress(OSError, ConfigurationError):  # it is in use; or another user's
+            if time.time() - path.stat().st_mtime > LEFT_BEHIND_S:
+                lock = FolderLock(path)
+                lock.acquire()
+                try:
+                    shutil.rmtree(path)
+                finally:
+                    lock.release()

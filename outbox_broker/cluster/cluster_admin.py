@@ -100,7 +100,10 @@ def read_state(session: ZooKeeperSession, layout: ZnodeLayout) -> ClusterState:
 
 
 def _missing(layout: ZnodeLayout) -> ConfigurationError:
-    return ConfigurationError(f"there is no cluster at {layout.root}: make it with `outbox delay init`")
+    return ConfigurationError(
+        f"there is no cluster at {layout.root}: a delay cluster is made by `outbox delay init`, a broker by the first "
+        "`outbox broker serve --store`; or correct the path"
+    )
 
 
 def _words(generations: Sequence[int]) -> str:

@@ -77,6 +77,7 @@ def drain(
     node: Annotated[str, typer.Option(help="The node's name, as `status` shows it.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let the node take shards again.")] = False,
     config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Have a node hand its shards over and take no more.
 
@@ -88,15 +89,23 @@ def drain(
 
     with _session(settings_of(store, config)) as (session, layout):
         request_drain(session, layout, name=node, undo=undo)
-    print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `status` shows when'}")
+    if as_json:
+        print(json.dumps({"node": node, "drain": not undo}))
+    else:
+        print(f"node {node} {'takes shards again' if undo else 'hands its shards over; `status` shows when'}")
 
 
 def sweep_ledgers(store: str, config: Path | None, *, retention: str, dry_run: bool, as_json: bool) -> None:
     """Delete ledgers that no manifest of the cluster names, and print how many."""
     from outbox_broker.cluster.shard_openers import ledger_shards
+    from outbox_core.common.errors import ConfigurationError
     from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 
-    retention_ms, settings = parse_duration_ms(retention), settings_of(store, config)
+    settings = settings_of(store, config)
+    try:
+        retention_ms = parse_duration_ms(retention)
+    except ValueError as error:
+        raise ConfigurationError(f"--retention: {error}") from error
     with ledger_shards(settings) as shards:
         report = shards.sweeper(retention_ms=retention_ms).sweep(dry_run=dry_run)
         in_one_zone = None if settings.zone_file is None else shards.ledgers_in_one_zone()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,10 +140,26 @@ class ClusterSettings(ZooKeeperTable):
         """The nodes' token. Raises ConfigurationError."""
         return read_optional_secret(self.peer_token_file, what="peer token")
 
+    def node_name(self, host: str, port: int) -> str:
+        """Returns the node's name: by default where it listens, and the machine's name where that is everywhere."""
+        return self.name or f"{_reachable(host)}:{port}"
+
+    def url(self, host: str, port: int, *, is_tls: bool) -> str:
+        """Returns where clients reach the node: by default where it listens."""
+        return self.advertised_url or f"{'https' if is_tls else 'http'}://{_reachable(host)}:{port}"
+
     @property
     def beat_ms(self) -> int:
         """The interval of contacts: several fit into the lease."""
         return self.session_ms * 4 // 25
+
+
+def _reachable(host: str) -> str:
+    """Returns what others call a host: nodes that listen on all addresses would all have the same name."""
+    with suppress(ValueError):  # it is a name
+        if ip_address(host).is_unspecified:
+            return socket.gethostname()
+    return host
 
 
 class ClusterTables(ServiceSettings):

@@ -23,7 +23,7 @@ def serve_until_handed_over(
     use_certificate: Callable[[ServerCertificate | None], None] | None = None,
 ) -> None:  # fmt: skip
     """Serve until a signal, and on while the node hands over; a second signal ends the process at once: as a kill,
-    which loses nothing. `use_certificate`: has other servers of the node show it, too.
+    which loses nothing. `use_certificate`: has other servers of the node show it, too. Raises what ended the server.
     """
 
     def use(access: Access, certificate: ServerCertificate | None) -> bool:
@@ -31,9 +31,13 @@ def serve_until_handed_over(
             use_certificate(certificate)
         return server.use(access, certificate)
 
+    failures: list[BaseException] = []
+
     def serve() -> None:
         try:
             server.run(on_ready=lambda url: announce(url, config.ready_file, what=what))
+        except BaseException as error:  # noqa: BLE001 - the thread boundary: the process ends with it
+            failures.append(error)
         finally:
             signals.wake()
 
@@ -48,3 +52,5 @@ def serve_until_handed_over(
         finally:
             server.stop()
             thread.join()
+    for failure in failures:
+        raise failure

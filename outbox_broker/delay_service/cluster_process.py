@@ -98,11 +98,10 @@ def _check_peers(config: BrokerConfig, settings: ClusterSettings) -> None:
 
 def _node_options(config: BrokerConfig, settings: ClusterSettings, bound: socket.socket) -> NodeOptions:
     port = bound.getsockname()[1]
-    scheme = "http" if config.tls is None else "https"
     return NodeOptions(
         address=settings.address,
-        name=settings.name or f"{config.host}:{port}",
-        url=settings.advertised_url or f"{scheme}://{config.host}:{port}",
+        name=settings.node_name(config.host, port),
+        url=settings.url(config.host, port, is_tls=config.tls is not None),
         version=build().version,
         peer_host=settings.peer_host,
         peer_port=settings.peer_port,

@@ -223,6 +223,11 @@ class Engine:
                 "quarantined_bytes": sum(log.recovered.damaged_bytes for log in (context.messages, context.actions)),
             }
 
+    def unconfirmed_bytes(self) -> int:
+        """Returns how much was appended and is not known to be durable, of all three logs."""
+        context = self.context
+        return sum(log.end - log.durable for log in (context.messages, context.actions, context.schedule.log))
+
     def check_ready(self) -> None:
         """Raise StorageFailed if the engine can accept nothing (closed, or a failed disk), or cannot deliver for lack
         of an index, or cannot dispatch what is due.
@@ -305,6 +310,7 @@ class Engine:
         self.writer.act(opened)
         self.deletion.finish_deletions()
         context.reserve.take()
+        context.messages.commit()  # footers that were made anew: nobody else would, until the next publish
         context.actions.commit()
 
     def _open_schedule(self) -> Sequence[DueBatch]:

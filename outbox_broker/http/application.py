@@ -201,9 +201,9 @@ class Application:
 
     def _call(self, admitted: AdmittedRequest, body: bytes | bytearray) -> Call:
         return Call(
-            services=self._services, principal=admitted.principal, topic=admitted.topic, group=admitted.group,
-            item=admitted.item, query=_query(admitted.head.query), body=body, body_codec=admitted.body_codec,
-            answer_codec=admitted.answer_codec, lease=admitted.lease,
+            services=self._services, ports=self._services.served, principal=admitted.principal, topic=admitted.topic,
+            group=admitted.group, item=admitted.item, query=_query(admitted.head.query), body=body,
+            body_codec=admitted.body_codec, answer_codec=admitted.answer_codec, lease=admitted.lease,
         )  # fmt: skip
 
     def _failed(self, path: str, error: Exception) -> Response:

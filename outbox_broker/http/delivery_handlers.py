@@ -75,7 +75,7 @@ async def pull(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
         await in_thread(services.threads.pull, lambda: _give_back(call, receipts))
         return _no_deliveries(call)
     # The last thing before it leaves: an owner that was paused meanwhile must not hand out what another one has.
-    services.served.check_owner()
+    call.ports.check_owner()
     return taken.answer
 
 
@@ -220,7 +220,7 @@ async def read_on(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
             taken = await services.polls.wait(
                 call.topic, READERS, take=take, timeout_s=request.wait_ms / 1000, gone=gone
             )  # fmt: skip
-    services.served.check_owner()
+    call.ports.check_owner()
     return _nothing_read(call, offset) if taken is None else taken.answer
 
 

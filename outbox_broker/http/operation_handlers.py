@@ -9,6 +9,7 @@ from outbox_broker.http.ledger_snapshots import LedgerSnapshots
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
 from outbox_broker.http.service_ports import ForOperators
+from outbox_broker.log.cordon import Cordon
 from outbox_core.common.errors import NotSupported
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
@@ -26,7 +27,7 @@ def cordon(call: Call) -> NoAnswer:
     """Take no new messages from now on."""
     call.require(Role.ADMIN, None)
     reason = call.read(CordonRequest).reason if call.body else ""
-    _operations(call).cordon.begin(reason=reason)
+    _cordon_of(call).begin(reason=reason)
     return NoAnswer()
 
 
@@ -35,7 +36,7 @@ def uncordon(call: Call) -> NoAnswer:
     call.require(Role.ADMIN, None)
     if call.body:
         call.read(NoRequest)
-    _operations(call).cordon.end()
+    _cordon_of(call).end()
     return NoAnswer()
 
 
@@ -78,10 +79,15 @@ def snapshot(call: Call) -> SnapshotAnswer:
     )  # fmt: skip
 
 
+def _cordon_of(call: Call) -> Cordon:
+    if call.served.cordon_refusal:
+        raise NotSupported(call.served.cordon_refusal)
+    return _operations(call).cordon
+
+
 def _operations(call: Call) -> ForOperators:
     if call.served.operations is None:
         raise NotSupported(
-            "a node of a cluster is not cordoned: `outbox delay drain`, or `outbox broker store drain`, has it hand "
-            "what it owns to other nodes"
+            "a node of a delay cluster is not cordoned: `outbox delay drain` has it hand what it owns to other nodes"
         )
     return call.served.operations

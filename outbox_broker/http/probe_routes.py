@@ -20,6 +20,7 @@ from outbox_broker.http.openapi import document
 from outbox_broker.http.request_context import Services
 from outbox_broker.http.responses import Problem, Response
 from outbox_broker.http.routes import ROUTES
+from outbox_broker.http.service_ports import ServicePorts
 from outbox_core.common.errors import OutboxError
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
@@ -82,8 +83,9 @@ def _json(answer: object, *, status: int = 200) -> Response:
 
 def readiness(services: Services, *, in_detail: bool) -> HealthAnswer:
     """Check whether the server can serve; details are for authorised senders, if tokens are used."""
-    checks = [_serving(services), _storage(services, in_detail=in_detail)]
-    operations = services.served.operations
+    served = services.served  # once: something else may be served by the next check
+    checks = [_serving(services), _storage(served, in_detail=in_detail)]
+    operations = served.operations
     cordon = None if operations is None else operations.cordon.note
     if cordon is not None:  # consumers must reach it all the same: so it is ready, and says what it does not take
         since = f"publishes are refused since {utc_text(cordon.since_ms)}"
@@ -110,13 +112,13 @@ def _serving(services: Services) -> Check:
     return Check(name="serving", status="ok", observed="requests are taken")
 
 
-def _storage(services: Services, *, in_detail: bool) -> Check:
+def _storage(served: ServicePorts, *, in_detail: bool) -> Check:
     try:
-        services.served.check_owner()
-        services.served.measured.check_ready()
+        served.check_owner()
+        served.measured.check_ready()
         if not in_detail:  # log_figures() visits every run of the schedule: too much for each probe
             return Check(name="storage", status="ok")
-        figures = services.served.measured.log_figures()
+        figures = served.measured.log_figures()
     except OutboxError as error:
         return Check(name="storage", status="failed", observed="it takes nothing", hint=str(error))
     observed = f"{figures['messages_bytes']:,} bytes of messages, {figures['scheduled']:,} scheduled"

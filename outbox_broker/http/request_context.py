@@ -104,6 +104,8 @@ class Call:
     """A routed and authorised request. Names that the path lacks are empty."""
 
     services: Services
+    ports: ServicePorts
+    """What was served when the request came: what is served next may be another engine."""
     principal: Principal
     topic: str
     group: str
@@ -117,9 +119,8 @@ class Call:
     @property
     def served(self) -> ServicePorts:
         """The served ports. Raises BrokerUnavailable where another node owns what they serve."""
-        served = self.services.served
-        served.check_owner()
-        return served
+        self.ports.check_owner()
+        return self.ports
 
     @property
     def producers(self) -> ForProducers:

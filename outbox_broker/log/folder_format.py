@@ -25,6 +25,8 @@ FORMAT: Final = 1
 OLDEST_FORMAT: Final = 1
 """The oldest format that this release opens, and writes on in its own."""
 FILE_NAME: Final = "format"
+EXPORT: Final = "export"
+"""The file that says that a folder has the logs of a broker on BookKeeper, for the proof, and not all that it keeps."""
 _FILE_BYTES_MAX: Final = 64 * 1024
 
 
@@ -60,6 +62,11 @@ def refuse_other_format(folder: Path) -> FolderFormat | None:
     the cures.
     """
     refuse_unfinished(folder)
+    if (folder / EXPORT).exists():
+        raise ConfigurationError(
+            f"{folder} is an export of a broker's logs, without what is scheduled: no broker is started on it. "
+            "`outbox broker store copy` makes a data folder"
+        )
     found = format_of(folder)
     if found is not None:
         refuse_format(found, of=f"the data folder {folder}")

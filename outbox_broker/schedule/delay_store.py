@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Self
 
 from outbox_broker.common.cancel_topic_patterns import Scope
+from outbox_broker.journal.journal import Journal
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.schedule.bucket_expansion import BucketExpansion
 from outbox_broker.schedule.bucket_filing import BucketFiling
@@ -285,6 +286,11 @@ class DelayStore:
         """
         self._context.refuse_if_closed()
         self._context.segments.check()
+
+    @property
+    def log(self) -> Journal:
+        """Where what waits, and what became of it, is written first."""
+        return self._context.log
 
     def standing_still(self) -> AbstractContextManager[object]:
         """Returns the lock under which nothing is written to the log, and the state does not change. Held briefly."""

@@ -12,7 +12,7 @@ from typing import Final
 from outbox_broker.segments.ledger import info_of
 from outbox_broker.segments.ledger_manifest import SegmentMap, StoredSegment
 from outbox_broker.segments.ledger_reads import LedgerBytes, read_records
-from outbox_broker.segments.ledger_records import ends_record
+from outbox_broker.segments.ledger_records import MARK_BYTES, ends_record
 from outbox_broker.segments.ledger_takeover import Shard, read_node, read_segments
 from outbox_broker.segments.ledgers import EntryMissing, Ledgers
 from outbox_broker.segments.port import SegmentInfo
@@ -68,6 +68,16 @@ class LedgerView:
         segment = self._known(name)
         source = LedgerBytes(self._ledgers, segment.ledger, where=name)
         return source.blocks(first=segment.first, count=self._count(segment), wanted=wanted)
+
+    def sealed_bytes(self, name: str) -> int | None:
+        """Returns how long a segment is; None where it may still grow. Raises StorageFailed."""
+        segment = self._known(name)
+        if segment.entries is None:
+            return None
+        if segment.end is not None or not segment.entries:
+            return segment.end or 0
+        length = self._ledgers.length_bytes(segment.ledger, segment.entries - 1)
+        return length - MARK_BYTES * segment.entries
 
     def confirmed_bytes(self, name: str) -> Iterator[bytes]:
         """Yields all that is confirmed of a segment, piece by piece. Raises SegmentDamaged if some of it is lost, and

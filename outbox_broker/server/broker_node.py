@@ -21,6 +21,7 @@ from outbox_broker.cluster.shard_names import shard_name
 from outbox_broker.cluster.shard_openers import ShardStorage, shard_storage
 from outbox_broker.cluster.znode_records import ClusterKind, NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
+from outbox_broker.common.engine_options import Durability
 from outbox_broker.config.announcement import forget
 from outbox_broker.config.broker_config import load
 from outbox_broker.config.node_server import serve_until_handed_over
@@ -54,9 +55,9 @@ def run_node(flags: Mapping[str, Any], *, cluster_flags: Mapping[str, Any], file
     """
     if flags.get("data") is not None:
         raise ConfigurationError("--data is for a broker in a folder, --store for one on BookKeeper: give one of them")
-    if flags.get("durability") is not None:
-        raise ConfigurationError("--durability is for a broker in a folder: bookies sync what they acknowledge")
     config = load({**flags, "data": Path()}, file=file)  # a node has no folder of its own
+    if config.engine_options.durability is not Durability.FSYNC:
+        raise ConfigurationError("durability is for a broker in a folder: bookies sync what they acknowledge")
     settings = load_cluster_settings(cluster_flags, file=file)
     logs.configure(format=config.log_format or logs.fitting_format(sys.stderr), level=config.log_level)
     with ReloadSignal() as reloads:
@@ -87,11 +88,10 @@ def _serve(config: BrokerConfig, settings: ClusterSettings, reloads: ReloadSigna
 
 
 def _record(config: BrokerConfig, settings: ClusterSettings, bound: socket.socket) -> NodeRecord:
-    port = bound.getsockname()[1]
-    scheme = "http" if config.tls is None else "https"
-    url = settings.advertised_url or f"{scheme}://{config.host}:{port}"
+    port, is_tls = bound.getsockname()[1], config.tls is not None
+    url = settings.url(config.host, port, is_tls=is_tls)
     return NodeRecord(
-        name=settings.name or f"{config.host}:{port}", url=url, peer_url=url, version=build().version,
+        name=settings.node_name(config.host, port), url=url, peer_url=url, version=build().version,
         zone=settings.zone, capacity=settings.capacity,
     )  # fmt: skip
 
@@ -160,5 +160,7 @@ class BrokerNode:
         """Raise NotOwner, with who serves the broker; CoordinatorUnavailable."""
         is_mine, owner = self.coordinator.owner_of(SHARD)
         if is_mine:
-            raise NotOwner("this node is opening the broker; repeat the request")
+            report = self._host.reports().get(SHARD)
+            why = "" if report is None or report.reason is None else f": {report.reason}"
+            raise NotOwner(f"this node is opening the broker{why}; repeat the request")
         raise NotOwner(f"this node stands by: node {owner.name} at {owner.url} serves the broker")

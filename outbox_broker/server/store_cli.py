@@ -33,6 +33,7 @@ def drain(
     node: Annotated[str, typer.Option(help="The node's name, as `status` shows it.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let the node serve again.")] = False,
     config: cluster_cli.Config = None,
+    as_json: cluster_cli.Json = False,
 ) -> None:
     """Have a node hand the broker over to another one, and not take it back.
 
@@ -40,7 +41,7 @@ def drain(
 
     Example: outbox broker store drain --store bookkeeper://zk1,zk2,zk3/outbox/broker --node broker-1
     """
-    cluster_cli.drain(store, node, undo=undo, config=config)
+    cluster_cli.drain(store, node, undo=undo, config=config, as_json=as_json)
 
 
 @app.command()
@@ -77,11 +78,15 @@ def export(
     Example: outbox broker store export --store bookkeeper://zk1,zk2,zk3/outbox/broker --folder /var/lib/broker-logs
     """
     from outbox_broker.cluster.shard_names import shard_name
-    from outbox_broker.cluster.shard_openers import ledger_shards
+    from outbox_broker.cluster.shard_openers import ledger_shards, read_cluster
+    from outbox_broker.cluster.znode_records import ClusterKind, require_kind
     from outbox_broker.server.store_export import export_logs
 
-    with ledger_shards(cluster_cli.settings_of(store, config)) as shards:
-        exported = export_logs(folder, view=lambda: shards.view(shard_name(0, 0)))
+    settings = cluster_cli.settings_of(store, config)
+    cluster = read_cluster(settings)
+    require_kind(cluster, ClusterKind.BROKER, root=settings.address.root)
+    with ledger_shards(settings) as shards:
+        exported = export_logs(folder, cluster=cluster.cluster, view=lambda: shards.view(shard_name(0, 0)))
     if as_json:
         print(json.dumps(asdict(exported)))
     else:

@@ -48,7 +48,7 @@ def owned(cluster: LedgerCluster, folder: Path) -> Iterator[Engine]:
 
 
 def exported(cluster: LedgerCluster, folder: Path) -> LogsExported:
-    return export_logs(folder, view=lambda: LedgerView.open(cluster.shard()), pause=Told(cluster))
+    return export_logs(folder, cluster="trips", view=lambda: LedgerView.open(cluster.shard()), pause=Told(cluster))
 
 
 def work(engine: Engine, name: str, count: int = 60) -> list[str]:
@@ -127,3 +127,41 @@ def test_segments_that_retention_dropped_go_from_the_export(tmp_path: Path) -> N
 def test_a_path_that_no_broker_has_opened_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no broker has opened this path yet"):
         exported(LedgerCluster(), tmp_path / "export")
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    cluster = LedgerCluster()
+    Engine.open(tmp_path / "data", clock=cluster.clock).close()
+    files = sorted(path for path in (tmp_path / "data").rglob("*") if path.is_file())
+    with owned(cluster, tmp_path / "a") as engine:
+        work(engine, "first", 3)
+        with pytest.raises(ConfigurationError, match="holds other things than an export"):
+            exported(cluster, tmp_path / "data")
+        exported(cluster, tmp_path / "export")
+        with pytest.raises(ConfigurationError, match="is the export of another broker"):
+            export_logs(tmp_path / "export", cluster="others", view=lambda: LedgerView.open(cluster.shard()))
+
+    assert sorted(path for path in (tmp_path / "data").rglob("*") if path.is_file()) == files
+
+
+def test_no_broker_is_started_on_an_export_whose_files_are_for_one_user(tmp_path: Path) -> None:
+    cluster, folder = LedgerCluster(), tmp_path / "export"
+    with owned(cluster, tmp_path / "a") as engine:
+        work(engine, "first", 3)
+        exported(cluster, folder)
+
+    with pytest.raises(ConfigurationError, match="is an export of a broker's logs"):
+        Engine.open(folder, clock=cluster.clock)
+    assert {path.stat().st_mode & 0o077 for path in (folder, *folder.rglob("*"))} == {0}
+
+
+def test_what_earlier_owners_left_is_not_read_again(tmp_path: Path) -> None:
+    cluster, folder = LedgerCluster(), tmp_path / "export"
+    for number in range(3):
+        with owned(cluster, tmp_path / f"owner-{number}") as engine:
+            work(engine, f"of-{number}", 5)
+    exported(cluster, folder)
+
+    again = exported(cluster, folder)
+
+    assert again.segments - again.kept <= 2, "those that may still grow"

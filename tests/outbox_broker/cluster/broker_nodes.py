@@ -30,7 +30,7 @@ class BrokerNodes:
         self.store = f"bookkeeper://{hosts}/broker/{next(_numbers)}"
         self.nodes: dict[str, NodeProcess] = {}
         self._folder = folder
-        self._settings = settings or {"shared_folder": str(folder / "segments")}
+        self.settings = settings or {"shared_folder": str(folder / "segments")}
         self._proxy = CuttingTcpProxy(0)
         self.url = f"http://127.0.0.1:{self._proxy.port}"
         self._ended = threading.Event()
@@ -41,7 +41,7 @@ class BrokerNodes:
     def start(self, name: str, **settings: str) -> NodeProcess:
         """Start a node; returns once it answers, whether it serves or stands by."""
         node = self.nodes[name] = NodeProcess(
-            name, store=self.store, target=None, folder=self._folder, settings={**self._settings, **settings}
+            name, store=self.store, target=None, folder=self._folder, settings={**self.settings, **settings}
         )
         node.start()
         return node

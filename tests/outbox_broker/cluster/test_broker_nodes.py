@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +16,7 @@ import requests
 from typer.testing import CliRunner
 
 from outbox_broker.server.cli import app
+from outbox_broker.server.store_cli import app as store_app
 from outbox_core import Message, connect
 from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.zookeeper_server import ZooKeeper
@@ -84,6 +89,46 @@ def test_a_node_that_is_killed_under_load_loses_nothing_that_was_acknowledged(no
     check_restored(nodes.url, load, Known(load))
 
 
+def test_a_node_that_can_make_no_folder_leaves_the_broker_to_another_one_and_says_why(
+    nodes: BrokerNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.setenv("TMPDIR", str(gone))
+    first = nodes.start("n1", session_ms="30000")
+    nodes.wait_for_owner()
+    monkeypatch.delenv("TMPDIR")
+    second = nodes.start("n2", session_ms="30000")
+    requests.get(f"{first.url}/readyz", timeout=60)
+    drained = CliRunner().invoke(store_app, ["drain", "--store", nodes.store, "--node", "n1"], catch_exceptions=False)
+    nodes.wait_for_owner(but=first)
+    shutil.rmtree(gone)
+    again = CliRunner().invoke(
+        store_app, ["drain", "--store", nodes.store, "--node", "n1", "--undo"], catch_exceptions=False
+    )
+
+    second.end(signal.SIGKILL)
+    second.start()
+
+    assert (drained.exit_code, again.exit_code) == (0, 0)
+    assert nodes.wait_for_owner() is second
+    shown = CliRunner().invoke(store_app, ["status", "--store", nodes.store], catch_exceptions=False)
+    assert "node n1" in shown.stdout
+
+
+def test_a_server_that_cannot_be_announced_ends_its_process_with_an_error(nodes: BrokerNodes, tmp_path: Path) -> None:
+    command = ["outbox", "broker", "serve", "--store", nodes.store, "--port", "0"]
+    command += ["--ready-file", str(tmp_path / "missing" / "ready")]
+    settings = {f"OUTBOX_CLUSTER__{name.upper()}": value for name, value in nodes.settings.items()}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=os.environ | settings, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "cannot write the ready file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_path_of_the_other_kind_is_refused(running_zookeeper: ZooKeeper, tmp_path: Path) -> None:
     with ExitStack() as stack:
         delay = RunningCluster(running_zookeeper.hosts, tmp_path, stack)
@@ -101,12 +146,14 @@ def test_a_path_of_the_other_kind_is_refused(running_zookeeper: ZooKeeper, tmp_p
     [
         (("--store", "bookkeeper://zk/p", "--data", "d"), "give one of them"),
         (("--store", "bookkeeper://zk/p", "--durability", "os"), "bookies sync what they acknowledge"),
+        (("--store", "bookkeeper://zk/p", "--config", "FILE"), "bookies sync what they acknowledge"),
         (("--data", "d", "--name", "n"), "give --store, too"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: tuple[str, ...], error: str) -> None:
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path, options: tuple[str, ...], error: str) -> None:
+    (tmp_path / "broker.toml").write_text('[broker]\ndurability = "os"\n')
     with pytest.raises(ConfigurationError, match=error):
-        serve(*options)
+        serve(*(str(tmp_path / "broker.toml") if one == "FILE" else one for one in options))
 
 
 def serve(*options: str) -> None:

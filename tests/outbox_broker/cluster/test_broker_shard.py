@@ -1,0 +1,167 @@
+"""The engine of a broker on ledgers, on its owner: when bookies, folders, threads or its lease are gone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from outbox_broker.cluster import broker_shard
+from outbox_broker.cluster.broker_shard import FOLDER_PREFIX, BrokerShard
+from outbox_broker.cluster.cluster_errors import NotOwner
+from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
+from outbox_broker.cluster.shard_host import OpenedShard
+from outbox_broker.common.engine_options import EngineOptions
+from outbox_broker.engine.engine import Engine
+from outbox_core.common.errors import NotSupported, StorageFailed
+from outbox_core.messages.message import Message
+from tests.outbox_broker.cluster.conftest import eventually
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+
+TOPIC, GROUP = "orders", "billing"
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def permit() -> ShardPermit:
+    lease = OwnershipLease(session_timeout_ms=60_000)
+    lease.extend(lease.now_ms())
+    return ShardPermit("0-0000", lease, epoch=1)
+
+
+def started(cluster: LedgerCluster) -> BrokerShard:
+    store = cluster.open()
+    return BrokerShard.start(
+        OpenedShard(store=store, epoch=store.epoch, close=store.close), permit(), clock=cluster.clock,
+        options=EngineOptions(), room=None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def shard(folders: Path) -> Iterator[BrokerShard]:
+    """One that runs."""
+    with ExitStack() as stack:
+        running = started(LedgerCluster())
+        stack.callback(running.close)
+        yield running
+    assert list(folders.iterdir()) == []
+
+
+def threads() -> set[threading.Thread]:
+    return set(threading.enumerate())
+
+
+def test_a_process_that_can_make_no_folder_leaves_the_shard_to_another_node(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(folders / "gone"))
+    with pytest.raises(StorageFailed, match="no temporary folder can be made"):
+        started(LedgerCluster())
+
+
+def test_a_process_that_can_have_no_more_threads_leaves_nothing_behind(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = threads()
+
+    def refused(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: refused(self) if "sender" in self.name else start(self))
+    with pytest.raises(StorageFailed, match="no more threads"):
+        started(LedgerCluster())
+
+    eventually(lambda: threads() <= before, what="the engine's threads have ended")
+    assert list(folders.iterdir()) == []
+
+
+def test_deliveries_are_sent_although_nobody_waits_for_them_and_after_an_error_that_passes(shard: BrokerShard) -> None:
+    engine = shard.engine
+    engine.publisher.publish([Message(id=one, topic=TOPIC, body=b"x") for one in "abc"])
+    engine.puller.pull(TOPIC, GROUP, max_messages=1)
+    eventually(lambda: is_sent(engine), what="the first delivery")
+
+    commit, failed = engine.context.actions.commit, threading.Event()
+
+    def failing() -> None:
+        if not failed.is_set():
+            failed.set()
+            raise StorageFailed("no ledger can be created")
+        commit()
+
+    engine.context.actions.commit = failing  # type: ignore[method-assign]
+    assert failed.wait(60)
+    engine.puller.pull(TOPIC, GROUP, max_messages=1)
+
+    eventually(lambda: is_sent(engine), what="the second delivery")
+
+
+def is_sent(engine: Engine) -> bool:
+    return engine.context.actions.committed == engine.context.actions.end
+
+
+def test_publishes_are_refused_while_much_is_not_confirmed_and_consumers_go_on(
+    shard: BrokerShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = shard.engine
+    engine.publisher.publish([Message(id="a", topic=TOPIC, body=b"x")])
+    monkeypatch.setattr(broker_shard, "UNCONFIRMED_BYTES_MAX", -1)
+
+    with pytest.raises(StorageFailed, match="the bookies are behind"):
+        engine.publisher.publish([Message(id="b", topic=TOPIC, body=b"x")])
+    [one] = engine.puller.pull(TOPIC, GROUP)
+
+    assert engine.settler.ack([one.receipt]) == ["acked"]
+
+
+def test_what_is_not_confirmed_counts_in_all_three_logs(shard: BrokerShard) -> None:
+    context = shard.engine.context
+    for log in (context.messages, context.actions, context.schedule.log):
+        before = shard.engine.unconfirmed_bytes()
+        log._end += MIB  # as if so much had been appended
+        assert shard.engine.unconfirmed_bytes() == before + MIB
+        log._end -= MIB
+
+
+def test_its_ports_refuse_all_once_its_permit_ended_and_a_cordon_at_any_time(shard: BrokerShard) -> None:
+    served = shard.served()
+    served.check_owner()
+    assert served.snapshots is not None
+    assert served.cordon_refusal
+    with pytest.raises(NotSupported, match="neither a target"):
+        served.needed(served.refusals)
+
+    shard.permit.revoke("lost")
+
+    with pytest.raises(NotOwner, match="lost"):
+        served.check_owner()
+
+
+def test_folders_that_killed_processes_left_behind_go_and_those_in_use_stay(folders: Path) -> None:
+    left, new = folders / f"{FOLDER_PREFIX}left", folders / f"{FOLDER_PREFIX}new"
+    for path in (left, new):
+        path.mkdir()
+        (path / "lock").touch()
+    first = started(LedgerCluster())
+    for path in set(folders.iterdir()) - {new}:
+        os.utime(path, (1, 1))
+
+    second = started(LedgerCluster())
+
+    assert not left.exists()
+    assert len(set(folders.iterdir())) == 3
+    first.close()
+    second.close()
+    assert list(folders.iterdir()) == [new]
