@@ -20,7 +20,7 @@ from outbox_broker.server.store_copy import BrokerCopied, copy_broker
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.messages.message import GroupConfig, Message
 from outbox_core.protocol.wire import SnapshotAnswer
-from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster, Told
 
 TOPIC, GROUP = "orders", "billing"
 HOUR_MS = 3_600_000
@@ -52,18 +52,6 @@ class Owned:
     def publish(self, *ids: str, due_ms: int | None = None) -> None:
         for one in ids:
             self.engine.publisher.publish([Message(id=one, topic=TOPIC, body=one.encode() * 30, deliver_at_ms=due_ms)])
-
-
-class Told(threading.Event):
-    """A pause in which the bookies are told what is confirmed."""
-
-    def __init__(self, cluster: LedgerCluster) -> None:
-        super().__init__()
-        self._cluster = cluster
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self._cluster.ledgers.say_confirmed()
-        return False
 
 
 @pytest.fixture

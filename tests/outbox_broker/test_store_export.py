@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,23 +16,10 @@ from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from outbox_core.messages.message import GroupConfig, Message, decode_record
 from spark_reconcile.sources.broker_logs import ACTION_KINDS, MESSAGE_KINDS, begins_whole, frames_of, survey
-from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
+from tests.outbox_broker.segments.ledger_cluster import LedgerCluster, Told
 
 TOPIC, GROUP = "orders", "billing"
 OPTIONS = EngineOptions(segment_bytes=4096, checkpoint_bytes=4096, retention_ms=1)
-
-
-class Told(threading.Event):
-    """A pause in which the bookies are told what is confirmed."""
-
-    def __init__(self, cluster: LedgerCluster) -> None:
-        super().__init__()
-        self._cluster = cluster
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Let the time pass."""
-        self._cluster.ledgers.say_confirmed()
-        return False
 
 
 @contextmanager

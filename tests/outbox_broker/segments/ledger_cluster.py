@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from outbox_broker.segments.ledger import LedgerOptions, LedgerSegments
@@ -37,3 +38,16 @@ class LedgerCluster:
             cluster="trips", ledgers=self.ledgers, manifests=self.manifests, clock=self.clock,
             retention_ms=retention_ms,
         )  # fmt: skip
+
+
+class Told(threading.Event):
+    """A pause in which the bookies are told what is confirmed."""
+
+    def __init__(self, cluster: LedgerCluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let the time pass."""
+        self._cluster.ledgers.say_confirmed()
+        return False
