@@ -45,10 +45,14 @@ next owner would know nothing of the last deliveries, and of the attempts that t
 class BookieReserve(Reserve):
     """Room at the bookies, in place of a disk's: nothing of it can be released, or measured here."""
 
-    def __init__(self, folder: Path, room: BookieRoom | None) -> None:
+    def __init__(
+        self, folder: Path, room: BookieRoom | None, *, unconfirmed_bytes_max: int = UNCONFIRMED_BYTES_MAX
+    ) -> None:
         super().__init__(folder / "reserve", size_bytes=0)
         self._room = room
+        self._unconfirmed_bytes_max = unconfirmed_bytes_max
         self.engine: Engine | None = None
+        """Which it is the reserve of, once that is open."""
 
     def require(self, halves: int = 2) -> None:
         """Raise StorageFailed if new messages are refused: for lack of room, or since the bookies are far behind."""
@@ -56,7 +60,7 @@ class BookieReserve(Reserve):
             return
         if self._room is not None:
             self._room.check_room()
-        if self.engine is not None and self.engine.unconfirmed_bytes() > UNCONFIRMED_BYTES_MAX:
+        if self.engine is not None and self.engine.unconfirmed_bytes() > self._unconfirmed_bytes_max:
             raise StorageFailed("the bookies are behind with what was published: publish slower, or add bookies")
 
     def make_room(self, size_bytes: int, *, spends: bool) -> None:

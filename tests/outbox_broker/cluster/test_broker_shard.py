@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from outbox_broker.cluster import broker_shard
-from outbox_broker.cluster.broker_shard import FOLDER_PREFIX, BrokerShard
+from outbox_broker.cluster.broker_shard import FOLDER_PREFIX, BookieReserve, BrokerShard
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
+from outbox_broker.journal.journal import frames
 from outbox_core.common.errors import NotSupported, StorageFailed
+from outbox_core.journal.block import FrameKind
 from outbox_core.messages.message import Message
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
@@ -112,27 +113,27 @@ def is_sent(engine: Engine) -> bool:
     return engine.context.actions.committed == engine.context.actions.end
 
 
-def test_publishes_are_refused_while_much_is_not_confirmed_and_consumers_go_on(
-    shard: BrokerShard, monkeypatch: pytest.MonkeyPatch
+def test_new_messages_are_refused_while_much_is_not_confirmed_and_what_is_stored_can_be_consumed(
+    shard: BrokerShard, folders: Path
 ) -> None:
-    engine = shard.engine
-    engine.publisher.publish([Message(id="a", topic=TOPIC, body=b"x")])
-    monkeypatch.setattr(broker_shard, "UNCONFIRMED_BYTES_MAX", -1)
+    reserve = BookieReserve(folders, None, unconfirmed_bytes_max=MIB)
+    reserve.engine = shard.engine
+    reserve.require()
+    shard.engine.context.messages.append(frames(FrameKind.CANCELED, [bytes(2 * MIB)]), at_ms=1)
 
     with pytest.raises(StorageFailed, match="the bookies are behind"):
-        engine.publisher.publish([Message(id="b", topic=TOPIC, body=b"x")])
-    [one] = engine.puller.pull(TOPIC, GROUP)
-
-    assert engine.settler.ack([one.receipt]) == ["acked"]
+        reserve.require()
+    reserve.require(1)
 
 
 def test_what_is_not_confirmed_counts_in_all_three_logs(shard: BrokerShard) -> None:
     context = shard.engine.context
     for log in (context.messages, context.actions, context.schedule.log):
-        before = shard.engine.unconfirmed_bytes()
-        log._end += MIB  # as if so much had been appended
-        assert shard.engine.unconfirmed_bytes() == before + MIB
-        log._end -= MIB
+        with context.lock:
+            log.commit()
+            before = shard.engine.unconfirmed_bytes()
+            log.append(frames(FrameKind.CANCELED, [bytes(MIB)]), at_ms=1)
+            assert shard.engine.unconfirmed_bytes() >= before + MIB
 
 
 def test_its_ports_refuse_all_once_its_permit_ended_and_a_cordon_at_any_time(shard: BrokerShard) -> None:
