@@ -29,10 +29,8 @@ from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.load.spark_session import one_partition
 from spark_reconcile.sources.broker_logs import (
     ASIDE,
-    RUN_SCHEMA,
     SCHEMAS,
     LogSegment,
-    Row,
     begins_whole,
     named_runs,
     reach_ms,
@@ -40,7 +38,7 @@ from spark_reconcile.sources.broker_logs import (
     survey,
     under_former_ids,
 )
-from spark_reconcile.sources.messages_aside import PLACED_KINDS, asides_of, first_places
+from spark_reconcile.sources.messages_aside import PLACED_KINDS, asides_of
 from spark_reconcile.sources.parquet_archives import MISREAD, read_archive, refuse_misread
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.segment_cache import keep, split, sweep
@@ -144,14 +142,13 @@ def read_all(
     effects = _read_sql(session, plan.inboxes, counts, times)
     delayed = read_configured(session, settings, say)
     say("reading the broker's logs, the outbox and the business rows")
-    surveyed, messages, actions, tables, ends, placed = _read_rest(session, settings, plan, counts, times, now_ms)
-    counts += _counted_places(placed)
+    surveyed, messages, actions, tables, ends = _read_rest(session, settings, plan, counts, times, now_ms)
     archives = _read_archives(session, settings, counts, span, times)
     total = sum(count.rows for count in counts) + (0 if delayed is None else delayed.rows)
     is_few = total <= settings.limits.one_partition_rows_max
     few = partial(gathered, rows=total, rows_max=settings.limits.one_partition_rows_max)
     with one_partition(session, is_few=is_few):
-        runs = few(union(actions.frame, listed(session, placed, RUN_SCHEMA)) if placed else actions.frame)
+        runs = few(actions.frame)
         named, asides = _on_messages(runs, few(messages.frame), surveyed, counts, is_few=is_few)
         rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
         stored, acted = map(few, with_delayed(messages.frame, union(single(runs), named, *asides), delayed))
@@ -185,33 +182,22 @@ def read_all(
 def _read_rest(
     session: SparkSession, settings: Settings, plan: SourcePlan, counts: list[InputCount], times: PlausibleTimes,
     now_ms: int,
-) -> tuple[dict[str, list[LogSegment]], LogRows, LogRows, list[DataFrame], dict[str, LogEnd], list[Row]]:  # fmt: skip
-    """Returns the broker's segments, its messages and actions, the tables, where the logs end, and the places of
-    messages that the actions left do not have.
-    """
+) -> tuple[dict[str, list[LogSegment]], LogRows, LogRows, list[DataFrame], dict[str, LogEnd]]:  # fmt: skip
+    """Returns the broker's segments, its messages and actions, the tables, and where the logs end."""
     # Actions first: each message that they name is in the message log when that is surveyed.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # The survey fixes the extent of the broker's logs: the tables may be read while its logs are.
-    messages, actions, tables, ends, placed = in_parallel(
+    messages, actions, tables, ends = in_parallel(
         lambda: _read_kept(session, settings, "messages", surveyed["messages"], counts, times),
         lambda: _read_kept(session, settings, "actions", surveyed["actions"], counts, times),
         lambda: _read_sql(session, plan.rest, counts, times),
         lambda: {log: log_end(segments, settled_ms=now_ms - UNSYNCED_MS) for log, segments in surveyed.items()},
-        lambda: [] if begins_whole(surveyed["messages"]) else first_places(surveyed["actions"]),
     )
     refuse_lost_end(
         counts, surveyed["messages"], torn=ends["messages"].torn,
         again=lambda: _messages_since(session, settings, surveyed["messages"][-1]),
     )  # fmt: skip
-    return surveyed, messages, actions, tables, ends, placed
-
-
-def _counted_places(placed: Sequence[Row]) -> list[InputCount]:
-    """Returns the groups of such places as groups with an action at the log's beginning, and without a row of it."""
-    return [
-        InputCount(input_kind="actions", topic=topic, note=f"{kind} {group}", rows=0, first_ms=at_ms, last_ms=at_ms)
-        for kind, topic, group, at_ms in sorted({(row[0], row[1], row[2], row[6]) for row in placed})
-    ]
+    return surveyed, messages, actions, tables, ends
 
 
 def _on_messages(

@@ -2,7 +2,6 @@
 
 Actions name a message by topic and sequence. Once its segment is dropped, the only ones that tell which it was are the
 frames to which retention moved it for a group (MovedAside), and those of what an operator made of it there (Edited).
-These actions are dropped in their turn, while a frame may stay for long: then the checkpoints have its place.
 """
 
 from __future__ import annotations
@@ -27,22 +26,11 @@ from outbox_core.journal.block import (
     number_at,
     read_run,
 )
-from outbox_core.journal.checkpoint_group_reader import read_places
-from outbox_core.journal.checkpoint_parts import CheckpointParts
 from outbox_core.messages.ids import EDITED_PREFIX
 from outbox_core.messages.message import EDITED_HEADER, Record, decode_record
 from spark_reconcile.core.dataframes import among, computed
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.sources.broker_logs import (
-    ASIDE,
-    CHECKPOINT_KINDS,
-    LogSegment,
-    Row,
-    asked_due_ms,
-    begins_whole,
-    payloads_of,
-    reach_ms,
-)
+from spark_reconcile.sources.broker_logs import ASIDE, LogSegment, asked_due_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,31 +48,6 @@ _BUFFER_BYTES: Final = 256 * 1024
 """Copies stand next to each other: one read has many."""
 _Place = tuple[int, int]
 """The sequence of a message, and the offset of its frame."""
-
-
-def first_places(actions: list[LogSegment]) -> list[Row]:
-    """Returns the places that groups had at the first checkpoint of an action log, as rows of RUN_SCHEMA: of those that
-    they got before the log begins, no other record is left. Empty if nothing of the log was dropped.
-
-    A copy stays where it is as long as it is not worth moving, and its MovedAside is dropped after the retention time.
-    """
-    parts = CheckpointParts()
-    for segment in () if begins_whole(actions) else actions:
-        try:
-            for data, found in payloads_of(segment, wanted=CHECKPOINT_KINDS, payloads_max=1):
-                parts.add(frame for frame, _ in found.frames(data))
-                checkpoint = parts.newest_whole()
-                if checkpoint is not None:
-                    return list(_place_rows(b"".join(checkpoint.parts), since_ms=reach_ms(actions)))
-        except FileNotFoundError:  # dropped since the survey: the next one has a checkpoint, too
-            continue
-    return []
-
-
-def _place_rows(checkpoint: bytes, *, since_ms: int) -> Iterator[Row]:
-    for topic, group, sequence, offset, size_bytes, ready_ms in read_places(checkpoint):
-        if size_bytes:
-            yield ASIDE, topic, group, None, sequence, -1, since_ms, ready_ms, offset, None, None, None
 
 
 def asides_of(runs: DataFrame, messages: DataFrame, segments: Sequence[LogSegment], *, is_few: bool) -> DataFrame:

@@ -16,15 +16,13 @@ from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.dead_letter_operations import EditOperation
 from outbox_broker.engine.engine import Engine
 from outbox_core.common.clock import ManualClock
-from outbox_core.journal import journal
 from outbox_core.messages.message import DeadEdit, GroupConfig, Message
 from spark_reconcile import InboxSource, Settings, run, run_windows
 from spark_reconcile.core.errors import NotComparable
 from spark_reconcile.results.window_store import WindowStore
 from spark_reconcile.sources.broker_logs import begins_whole, survey
 from tests.fixtures.databases import Database
-from tests.outbox_broker.action_log import actions_of
-from tests.outbox_broker.message_log import damage_message, message_segments
+from tests.outbox_broker.message_log import damage_message
 from tests.spark_reconcile.timed_ids import timed_id
 from tests.spark_reconcile.world import HOUR_MS, MAIL, MINUTE_MS, NOW_MS, PAID, TICKETS, World, no_wait
 
@@ -117,22 +115,6 @@ class Letters:
         assert engine.retention.drop_outdated() > 5
         return engine.cleaner.moved_messages - before
 
-    def stand_still(self, engine: Engine) -> None:
-        """A day on which there are actions, and what is old is not worth being moved once more."""
-        moved, before = engine.cleaner.moved_messages, len(message_segments(self.folder))
-        engine.publisher.publish([Message(id="other-busy", topic=OTHER, body=b".")])
-        for _ in range(300):
-            engine.settler.nack(
-                [one.receipt for one in engine.puller.pull(OTHER, MAIL)], reason="busy", delay_ms=0, counts=False
-            )
-            engine.writer.write_checkpoint_if_due()
-        engine.context.messages.roll()
-        engine.publisher.publish([Message(id="other-last", topic=OTHER, body=b".")])
-        self.clock.advance(DAY_MS)
-        engine.retention.drop_outdated()
-        assert (engine.cleaner.moved_messages, len(message_segments(self.folder))) == (moved, before + 1)
-        assert not [one for one in actions_of(self.folder) if isinstance(one, journal.MovedAside)]
-
     def settings(self, database: Database, folder: Path) -> Settings:
         """Reconciles what was done."""
         return replace(
@@ -157,7 +139,7 @@ def _found(*folders: Path) -> list[dict[str, Any]]:
 EDITED = ("edited", "edited-lost", "edited-twice", "edited-late")
 
 
-def _work(letters: Letters, *, restarts: bool, moves: int, stands_still: bool = False) -> None:
+def _work(letters: Letters, *, restarts: bool, moves: int) -> None:
     """Messages die, are dropped from their topic, and then come to all the ends that there are."""
     with letters.engine() as engine:
         for group in (TICKETS, MAIL):
@@ -173,8 +155,6 @@ def _work(letters: Letters, *, restarts: bool, moves: int, stands_still: bool = 
         letters.clock.advance(MINUTE_MS)
         for _ in range(moves):
             assert letters.grow_old(engine) == 9
-        if stands_still:
-            letters.stand_still(engine)
         if not restarts:
             _end(letters, engine)
     if restarts:
@@ -194,21 +174,14 @@ def _end(letters: Letters, engine: Engine) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("checkpoint_bytes", "restarts", "moves", "stands_still"),
-    [(WHOLE, True, 1, False), (CUT, False, 1, False), (CUT, True, 2, False), (CUT, False, 1, True)],
-    ids=["all actions are there", "those before it are not", "nor its first move", "nor its only move"],
+    ("checkpoint_bytes", "restarts", "moves"), [(WHOLE, True, 1), (CUT, False, 1), (CUT, True, 2)],
+    ids=["all actions are there", "those before it are not", "nor those of its first move"],
 )  # fmt: skip
 def test_what_becomes_of_a_moved_message_is_judged_and_a_loss_of_it_is_found(
-    spark: SparkSession,
-    sqlite: Database,
-    tmp_path: Path,
-    checkpoint_bytes: int,
-    restarts: bool,
-    moves: int,
-    stands_still: bool,
+    spark: SparkSession, sqlite: Database, tmp_path: Path, checkpoint_bytes: int, restarts: bool, moves: int
 ) -> None:
     letters = Letters(World(), tmp_path / "engine", checkpoint_bytes)
-    _work(letters, restarts=restarts, moves=moves, stands_still=stands_still)
+    _work(letters, restarts=restarts, moves=moves)
 
     summary = run(letters.settings(sqlite, tmp_path), session=spark, now_ms=NOW_MS, pause=no_wait)
 
