@@ -28,7 +28,6 @@ from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, ref
 from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.load.spark_session import one_partition
 from spark_reconcile.sources.broker_logs import (
-    ASIDE,
     SCHEMAS,
     LogSegment,
     begins_whole,
@@ -38,7 +37,6 @@ from spark_reconcile.sources.broker_logs import (
     survey,
     under_former_ids,
 )
-from spark_reconcile.sources.messages_aside import PLACED_KINDS, asides_of
 from spark_reconcile.sources.parquet_archives import MISREAD, read_archive, refuse_misread
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.segment_cache import keep, split, sweep
@@ -102,12 +100,6 @@ class Evidence:
         return max(self.actions_reach_ms, 0 if self.delay is None else self.delay.cancels_since_ms)
 
     @property
-    def asides(self) -> DataFrame | None:
-        """The actions of kind ASIDE; None: without looking, there are none."""
-        segments = self.surveyed.get("messages", ())
-        return self.actions.where(f"kind = '{ASIDE}'") if may_have_asides(self.counts, segments) else None
-
-    @property
     def known_topics(self) -> list[str]:
         """Topics to which this outbox has published, by its remaining rows."""
         return sorted(
@@ -143,15 +135,16 @@ def read_all(
     delayed = read_configured(session, settings, say)
     say("reading the broker's logs, the outbox and the business rows")
     surveyed, messages, actions, tables, ends = _read_rest(session, settings, plan, counts, times, now_ms)
+    whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
     archives = _read_archives(session, settings, counts, span, times)
     total = sum(count.rows for count in counts) + (0 if delayed is None else delayed.rows)
     is_few = total <= settings.limits.one_partition_rows_max
     few = partial(gathered, rows=total, rows_max=settings.limits.one_partition_rows_max)
     with one_partition(session, is_few=is_few):
         runs = few(actions.frame)
-        named, asides = _on_messages(runs, few(messages.frame), surveyed, counts, is_few=is_few)
+        named = named_runs(runs, few(messages.frame), is_whole=all(whole.values())).persist()
         rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
-        stored, acted = map(few, with_delayed(messages.frame, union(single(runs), named, *asides), delayed))
+        stored, acted = map(few, with_delayed(messages.frame, single(runs).unionByName(named), delayed))
         copies = [*messages.copies, *([] if delayed is None else [delayed.messages])]
         return Evidence(
             inboxes=few(effects_of(united(session, effects), acted, counts)),
@@ -160,8 +153,7 @@ def read_all(
             rows=rows,
             tables=(*effects, *tables, *copies, *actions.copies, named),
             groups=_groups(
-                settings, runs, counts, plan, is_whole=begins_whole(surveyed["actions"]), is_all=span is None,
-                now_ms=now_ms,
+                settings, runs, counts, plan, is_whole=whole["actions"], is_all=span is None, now_ms=now_ms
             ),
             counts=counts,
             archive_reach_ms=archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
@@ -198,18 +190,6 @@ def _read_rest(
         again=lambda: _messages_since(session, settings, surveyed["messages"][-1]),
     )  # fmt: skip
     return surveyed, messages, actions, tables, ends
-
-
-def _on_messages(
-    runs: DataFrame, messages: DataFrame, surveyed: Mapping[str, list[LogSegment]], counts: Sequence[InputCount], *,
-    is_few: bool,
-) -> tuple[DataFrame, list[DataFrame]]:  # fmt: skip
-    """Returns the actions on runs of messages, one for each, cached; and those of kind ASIDE, if there may be any."""
-    segments = surveyed["messages"]
-    asides = asides_of(runs, messages, segments, is_few=is_few) if may_have_asides(counts, segments) else None
-    is_whole = all(map(begins_whole, surveyed.values()))
-    named = named_runs(runs, messages, is_whole=is_whole, asides=asides).persist()
-    return named, [] if asides is None else [asides]
 
 
 def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[InputCount]:
@@ -281,17 +261,12 @@ def _read_archives(
 
 def effects_of(rows: DataFrame, actions: DataFrame, counts: Sequence[InputCount]) -> DataFrame:
     """Returns the inboxes' rows, with the effects of edited messages under their former ids."""
-    return under_former_ids(rows, actions) if has_places(counts) else rows
+    return under_former_ids(rows, actions) if has_edits(counts) else rows
 
 
-def has_places(counts: Sequence[InputCount]) -> bool:
-    """Whether a group had a message aside from its topic, as it was edited or moved: else nothing of it is computed."""
-    return any(count.input_kind == "actions" and count.note.partition(" ")[0] in PLACED_KINDS for count in counts)
-
-
-def may_have_asides(counts: Sequence[InputCount], segments: Sequence[LogSegment]) -> bool:
-    """Whether such a message may be in the message log no more but for its frames aside: nothing is, of a whole log."""
-    return bool(segments) and not begins_whole(segments) and has_places(counts)
+def has_edits(counts: Sequence[InputCount]) -> bool:
+    """Whether any dead letter was edited: without one, nothing of it is computed."""
+    return any(count.input_kind == "actions" and count.note.startswith("edited ") for count in counts)
 
 
 def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
