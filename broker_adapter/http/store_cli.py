@@ -27,7 +27,7 @@ def copy(
     progress: ProgressOption = ProgressForm.AUTO,
     as_json: AsJson = False,
 ) -> None:
-    """Copy what bookies keep for a broker to a data folder, beside the running broker.
+    """Copy a running broker to a data folder.
 
     The node that serves is asked at --url, with the role admin, where everything ends at this moment, and goes on.
     The folder can be served, or backed up. It is another generation of the broker, as a restored one: receipts of

@@ -49,11 +49,11 @@ def serve(
     name: Annotated[str | None, typer.Option(help="With --store: the node's name (host and port).")] = None,
     zone: Annotated[str | None, typer.Option(help="With --store: the zone in which the node runs.")] = None,
 ) -> None:
-    """Serve a broker over HTTP until SIGTERM or SIGINT: one data folder, or what bookies keep.
+    """Serve one data folder, or what bookies keep, over HTTP.
 
     Each option is also OUTBOX_BROKER__NAME in the environment and a key of [broker] in the file; flags win.
 
-    SIGHUP has it read the files of certificate, key and tokens again.
+    Until SIGTERM or SIGINT; SIGHUP has it read the files of certificate, key and tokens again.
 
     With --store start several: one serves, the others answer 503, and one of them takes over if it dies.
 

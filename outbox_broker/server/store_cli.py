@@ -35,7 +35,7 @@ def drain(
     config: cluster_cli.Config = None,
     as_json: cluster_cli.Json = False,
 ) -> None:
-    """Have a node hand the broker over to another one, and not take it back.
+    """Have a node hand the broker over to another one.
 
     Until --undo. A node that is stopped does so by itself.
 
@@ -70,8 +70,9 @@ def export(
     config: cluster_cli.Config = None,
     as_json: cluster_cli.Json = False,
 ) -> None:
-    """Write the broker's logs to a folder, which `outbox reconcile` takes for the broker's data folder.
+    """Write the broker's logs to a folder, for `outbox reconcile`.
 
+    It takes the folder for the broker's data folder.
     Beside running nodes, which are not disturbed: it reads what the bookies know to be confirmed. Only what has changed
     since an earlier export is read. It is no data folder that a broker can be started on: the schedule is not in it.
 
