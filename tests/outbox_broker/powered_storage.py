@@ -78,7 +78,7 @@ class PoweredStorage(DiskStorage):
             _copy(folder, to)
             for path in folder.rglob("*"):
                 size_bytes = self._unsynced(path)
-                if size_bytes:
+                if size_bytes and (to / path.relative_to(folder)).exists():  # else a note got this name since
                     whole_bytes = random.randrange(size_bytes) if path.parent.name == whole_in else 0
                     if path.stat().st_size - size_bytes + whole_bytes < _SECTOR_BYTES:
                         whole_bytes = 0
