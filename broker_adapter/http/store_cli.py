@@ -43,7 +43,7 @@ def copy(
     from outbox_broker.cluster.shard_names import shard_name
     from outbox_broker.cluster.shard_openers import ledger_shards
     from outbox_broker.log.storage import DiskStorage
-    from outbox_broker.server.store_copy import copy_broker
+    from outbox_broker.server.store_files import copy_broker
 
     client = connection.client()
     with ledger_shards(settings_of(store, config)) as shards, Progress("copy", form=progress, steady=True) as shown:

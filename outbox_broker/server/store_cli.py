@@ -81,7 +81,7 @@ def export(
     from outbox_broker.cluster.shard_names import shard_name
     from outbox_broker.cluster.shard_openers import ledger_shards, read_cluster
     from outbox_broker.cluster.znode_records import ClusterKind, require_kind
-    from outbox_broker.server.store_export import export_logs
+    from outbox_broker.server.store_files import export_logs
 
     settings = cluster_cli.settings_of(store, config)
     cluster = read_cluster(settings)

@@ -16,7 +16,7 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.segments.ledger import LedgerSegments
 from outbox_broker.segments.ledger_view import LedgerView
 from outbox_broker.server.log_report import LogStatus, report_folder
-from outbox_broker.server.store_copy import BrokerCopied, copy_broker
+from outbox_broker.server.store_files import BrokerCopied, copy_broker
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.messages.message import GroupConfig, Message
 from outbox_core.protocol.wire import SnapshotAnswer

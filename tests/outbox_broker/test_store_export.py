@@ -11,7 +11,7 @@ import pytest
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.segments.ledger_view import LedgerView
-from outbox_broker.server.store_export import LogsExported, export_logs
+from outbox_broker.server.store_files import LogsExported, export_logs
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
 from outbox_core.messages.message import GroupConfig, Message, decode_record
