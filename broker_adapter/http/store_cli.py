@@ -40,7 +40,7 @@ def copy(
       outbox broker backup ./copy --to /mnt/backup/broker
     """
     from outbox_broker.cluster.cluster_cli import settings_of
-    from outbox_broker.cluster.shard_names import shard_name
+    from outbox_broker.cluster.shard_names import BROKER_SHARD
     from outbox_broker.cluster.shard_openers import ledger_shards
     from outbox_broker.log.storage import DiskStorage
     from outbox_broker.server.store_files import copy_broker
@@ -48,7 +48,7 @@ def copy(
     client = connection.client()
     with ledger_shards(settings_of(store, config)) as shards, Progress("copy", form=progress, steady=True) as shown:
         copied = copy_broker(
-            to, ask=lambda: client.snapshot("copy"), view=lambda: shards.view(shard_name(0, 0)), storage=DiskStorage(),
+            to, ask=lambda: client.snapshot("copy"), view=lambda: shards.view(BROKER_SHARD), storage=DiskStorage(),
             clock=SystemClock(), shows=shown.update,
         )  # fmt: skip
     print_done(

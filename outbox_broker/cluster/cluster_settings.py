@@ -17,7 +17,7 @@ from outbox_broker.cluster.zone_file import LastZone
 from outbox_core.assignment.even_assignment import check_zone
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.config_files import read_optional_secret
-from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
+from outbox_core.runtime.durations_and_sizes import parse_setting
 from outbox_core.runtime.settings import ServiceSettings, load_settings
 from outbox_core.zookeeper.zookeeper_session import SessionOptions
 from outbox_core.zookeeper.zookeeper_settings import ZooKeeperAddress, ZooKeeperTable
@@ -81,13 +81,7 @@ class ClusterSettings(ZooKeeperTable):
     @field_validator("*", mode="before")
     @classmethod
     def _written(cls, value: object, info: ValidationInfo) -> object:
-        """Durations and sizes as people write them; plain numbers as they are."""
-        name = info.field_name or ""
-        if not isinstance(value, str) or (value.isascii() and value.isdigit()):
-            return value
-        if name.endswith("_ms"):
-            return parse_duration_ms(value)
-        return parse_size_bytes(value) if name.endswith("_bytes") else value
+        return parse_setting(info.field_name or "", value)
 
     @field_validator("zone")
     @classmethod

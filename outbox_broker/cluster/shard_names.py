@@ -24,6 +24,10 @@ def shard_name(generation: int, number: int) -> str:
     return f"{generation}-{number:04d}"
 
 
+BROKER_SHARD: Final = shard_name(0, 0)
+"""A broker is one shard, of one generation."""
+
+
 def is_shard_name(name: str) -> bool:
     """Returns whether a name has the form of a shard's."""
     return _NAME.fullmatch(name) is not None

@@ -16,7 +16,7 @@ from outbox_broker.http.http_settings import HttpSettings
 from outbox_broker.http.server import Tls
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.url_parts import is_loopback
-from outbox_core.runtime.durations_and_sizes import parse_duration_ms, parse_size_bytes
+from outbox_core.runtime.durations_and_sizes import parse_setting
 from outbox_core.runtime.logs import LogFormat
 from outbox_core.runtime.settings import ServiceSettings, Table, load_settings
 
@@ -91,13 +91,7 @@ class BrokerConfig(_Options):
     @field_validator("*", mode="before")
     @classmethod
     def _written(cls, value: object, info: ValidationInfo) -> object:
-        """Durations and sizes as people write them; plain numbers as they are."""
-        name = info.field_name or ""
-        if not isinstance(value, str) or (value.isascii() and value.isdigit()):
-            return value
-        if name.endswith("_ms"):
-            return parse_duration_ms(value)
-        return parse_size_bytes(value) if name.endswith(("_bytes", "_bytes_max")) else value
+        return parse_setting(info.field_name or "", value)
 
     @property
     def engine_options(self) -> EngineOptions:

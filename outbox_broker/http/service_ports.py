@@ -117,7 +117,7 @@ class MetricsSource(Protocol):
         """Raise StorageFailed if nothing can be accepted."""
 
 
-def _owner() -> None:
+def _always_owner() -> None:
     """A server that is alone may always act."""
 
 
@@ -166,7 +166,7 @@ class ServicePorts:
     refusal: str = ""
     cordon_refusal: str = ""
     """Why the server is not cordoned, where it cannot be."""
-    check_owner: Callable[[], None] = _owner
+    check_owner: Callable[[], None] = _always_owner
     """Raises BrokerUnavailable where another node may act by now: asked first, and before deliveries leave."""
 
     @classmethod

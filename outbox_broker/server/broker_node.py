@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from outbox_broker.cluster.broker_shard import BrokerShard
 from outbox_broker.cluster.cluster_admin import init_cluster
@@ -17,7 +17,7 @@ from outbox_broker.cluster.cluster_settings import ClusterSettings, load_cluster
 from outbox_broker.cluster.coordinator import Coordinator, CoordinatorOptions, Wakeup
 from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard, ShardHost
-from outbox_broker.cluster.shard_names import shard_name
+from outbox_broker.cluster.shard_names import BROKER_SHARD
 from outbox_broker.cluster.shard_openers import ShardStorage, shard_storage
 from outbox_broker.cluster.znode_records import ClusterKind, NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from outbox_broker.config.broker_config import BrokerConfig
 
 logger: EventLogger = EventLogger(__name__)
-
-SHARD: Final = shard_name(0, 0)
-"""A broker is one shard."""
 
 
 def run_node(flags: Mapping[str, Any], *, cluster_flags: Mapping[str, Any], file: Path | None) -> None:
@@ -136,7 +133,7 @@ class BrokerNode:
 
     def served(self) -> ServicePorts:
         """Returns what is served now."""
-        running = self._host.serving().get(SHARD)
+        running = self._host.serving().get(BROKER_SHARD)
         return self._stand_by if running is None else running.served()
 
     def serve_by(self, server: HttpServer) -> None:
@@ -145,7 +142,7 @@ class BrokerNode:
 
     def _serve_what_runs(self) -> None:
         with self._serving:
-            running = self._host.serving().get(SHARD)
+            running = self._host.serving().get(BROKER_SHARD)
             if running is self._served or self._server is None:
                 return
             self._served = running
@@ -158,9 +155,9 @@ class BrokerNode:
 
     def _refuse(self) -> None:
         """Raise NotOwner, with who serves the broker; CoordinatorUnavailable."""
-        is_mine, owner = self.coordinator.owner_of(SHARD)
+        is_mine, owner = self.coordinator.owner_of(BROKER_SHARD)
         if is_mine:
-            report = self._host.reports().get(SHARD)
+            report = self._host.reports().get(BROKER_SHARD)
             why = "" if report is None or report.reason is None else f": {report.reason}"
             raise NotOwner(f"this node is opening the broker{why}; repeat the request")
         raise NotOwner(f"this node stands by: node {owner.name} at {owner.url} serves the broker")

@@ -33,7 +33,7 @@ def serve(
     data: Annotated[Path | None, typer.Option(help="The data folder; made where it is missing.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (7788); 0 picks a free one.")] = None,
-    durability: Annotated[str | None, typer.Option(help="fsync: answered once on disk. os: no power cut.")] = None,
+    durability: Annotated[str | None, typer.Option(help="fsync: answered once on disk. os: before that.")] = None,
     tokens: Annotated[Path | None, typer.Option(help="TOML file of bearer tokens (see `outbox broker token`).")] = None,
     insecure_no_auth: Annotated[
         bool | None, typer.Option("--insecure-no-auth", help="Serve everybody on an address that others can reach.")

@@ -78,7 +78,7 @@ def export(
 
     Example: outbox broker store export --store bookkeeper://zk1,zk2,zk3/outbox/broker --folder /var/lib/broker-logs
     """
-    from outbox_broker.cluster.shard_names import shard_name
+    from outbox_broker.cluster.shard_names import BROKER_SHARD
     from outbox_broker.cluster.shard_openers import ledger_shards, read_cluster
     from outbox_broker.cluster.znode_records import ClusterKind, require_kind
     from outbox_broker.server.store_files import export_logs
@@ -87,7 +87,7 @@ def export(
     cluster = read_cluster(settings)
     require_kind(cluster, ClusterKind.BROKER, root=settings.address.root)
     with ledger_shards(settings) as shards:
-        exported = export_logs(folder, cluster=cluster.cluster, view=lambda: shards.view(shard_name(0, 0)))
+        exported = export_logs(folder, cluster=cluster.cluster, view=lambda: shards.view(BROKER_SHARD))
     if as_json:
         print(json.dumps(asdict(exported)))
     else:

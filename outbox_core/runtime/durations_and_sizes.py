@@ -11,6 +11,17 @@ _UNITS_BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)")
 
 
+def parse_setting(name: str, value: object) -> object:
+    """Returns a setting's value: a duration or a size as people write it, told by the setting's name, as a number; all
+    else, and plain numbers, as it is. Raises ValueError, whose text gives the syntax.
+    """
+    if not isinstance(value, str) or (value.isascii() and value.isdigit()):
+        return value
+    if name.endswith("_ms"):
+        return parse_duration_ms(value)
+    return parse_size_bytes(value) if name.endswith(("_bytes", "_bytes_max")) else value
+
+
 def parse_duration_ms(text: object) -> int:
     """Parses a duration to milliseconds. Raises ValueError, whose text gives the syntax."""
     matched = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
