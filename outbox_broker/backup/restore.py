@@ -8,8 +8,8 @@ all those of the broker that was backed up, in its later life, too (log/restored
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,7 @@ def restore_backup(
     Raises SegmentDamaged if the backup is damaged, ConfigurationError if the folder is in use or not empty, or this
     release does not open what is in the backup, all with nothing done; StorageFailed.
     """
-    refuse_unless_empty(folder)
+    _refuse_unless_empty(folder)
     refuse_nested(folder)
     try:
         manifest, damage = check_backup(backup, shows=lambda done, total: shows(done, 2 * total))
@@ -61,12 +61,7 @@ def restore_backup(
             )
         if manifest.folder_format is not None:
             refuse_format(manifest.folder_format, of=f"the data folder in the backup {backup}")
-        with ExitStack() as held:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = FolderLock(folder)
-            lock.acquire()
-            held.callback(lock.release)
-            refuse_unless_empty(folder, besides=frozenset({"lock"}))  # once more, now that nobody else can write
+        with restoring(folder, storage=storage):  # looks once more, now that nobody else can write
             return manifest, _restore(backup, folder, manifest, storage=storage, clock=clock, shows=shows)
     except OSError as error:
         raise StorageFailed(f"the backup was not restored: {error.filename or folder}: {error.strerror}") from error
@@ -76,7 +71,6 @@ def _restore(
     backup: Path, folder: Path, manifest: Manifest, *, storage: Storage, clock: Clock,
     shows: Callable[[int, int], None],
 ) -> Restored:  # fmt: skip
-    begin_restore(folder, storage=storage)
     parts = {(folder / file.path).parent for file in manifest.files}
     for part in parts:
         part.mkdir(mode=0o700, exist_ok=True)
@@ -98,10 +92,23 @@ def _restore(
     return restored
 
 
-def begin_restore(folder: Path, *, storage: Storage) -> None:
-    """Have a folder say that what is in it is a part. Raises OSError."""
-    os.close(storage.create(folder / UNFINISHED))
-    storage.sync_folder(folder)
+@contextmanager
+def restoring(folder: Path, *, storage: Storage) -> Iterator[None]:
+    """A folder that is made, or is empty, as a context: it is locked, and says that what is in it is a part, until
+    finish_restore(). Raises ConfigurationError if it is in use, or not empty, with nothing done; OSError.
+    """
+    _refuse_unless_empty(folder)
+    refuse_nested(folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FolderLock(folder)
+    lock.acquire()
+    try:
+        _refuse_unless_empty(folder, besides=frozenset({"lock"}))
+        os.close(storage.create(folder / UNFINISHED))
+        storage.sync_folder(folder)
+        yield
+    finally:
+        lock.release()
 
 
 def finish_restore(folder: Path, parts: Iterable[Path], restored: Restored, *, storage: Storage) -> None:
@@ -142,7 +149,7 @@ def _make_note_ours(path: Path, storage: Storage, *, of_boot: str) -> None:
         write_synced(path, encode_note(SegmentNote(note.end, boot_id())), storage)
 
 
-def refuse_unless_empty(folder: Path, *, besides: frozenset[str] = frozenset()) -> None:
+def _refuse_unless_empty(folder: Path, *, besides: frozenset[str] = frozenset()) -> None:
     """Raise ConfigurationError unless a folder is empty, or is not there."""
     try:
         found = {path.name for path in folder.iterdir()} - besides - _OF_DISKS

@@ -10,17 +10,17 @@ beside it. The folder is another generation of the broker, as a restored one is:
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from outbox_broker.backup.restore import begin_restore, finish_restore, refuse_unless_empty
+from outbox_broker.backup.restore import finish_restore, restoring
 from outbox_broker.log.folder_format import EXPORT, note_format
-from outbox_broker.log.folder_lock import PARTS, refuse_nested
+from outbox_broker.log.folder_lock import PARTS
 from outbox_broker.log.restored_folder import Restored, epoch_of_restore
 from outbox_broker.log.storage import Storage
 from outbox_broker.segments.ledger_view import LedgerView
@@ -30,7 +30,7 @@ from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.common.private_files import open_private, write_private
 from outbox_core.journal.block import SEGMENT_HEAD_BYTES, SegmentHead, SegmentKind
-from outbox_core.protocol.wire import SnapshotAnswer, SnapshotSegment
+from outbox_core.protocol.wire import SnapshotAnswer
 from outbox_core.runtime.event_logger import EventLogger
 
 logger: EventLogger = EventLogger(__name__)
@@ -41,6 +41,8 @@ SCHEDULE: Final = PARTS[-1]
 CONFIRMED_S: Final = 1.0
 """How long the bookies may take to learn what their writer knows to be confirmed, several times over."""
 ATTEMPTS_MAX: Final = 20
+"""How often what the owner has dropped since it was listed, or what is not known to be confirmed yet, is read anew."""
+T = TypeVar("T")
 
 
 # -- an export ---------------------------------------------------------------------------------------------------------
@@ -70,21 +72,13 @@ def export_logs(
     try:
         _refuse_other(folder, cluster)
         for log, kind in LOGS.items():
-            (folder / log).mkdir(mode=0o700, parents=True, exist_ok=True)
-            for attempt in range(1, ATTEMPTS_MAX + 1):
-                pause.wait(CONFIRMED_S)
-                try:
-                    exported.append(_export(_viewed(view), folder / log, kind))
-                    break
-                except StorageFailed as error:  # the owner has dropped a segment since, or has not sealed one yet
-                    if attempt == ATTEMPTS_MAX:
-                        raise
-                    logger.info("log_read_again", extra={"log": log, "error": str(error)})
+            (folder / log).mkdir(mode=0o700, exist_ok=True)
+            exported.append(_until_read(partial(_export, folder / log, kind, view=view, pause=pause)))
     except OSError as error:
         raise StorageFailed(f"nothing was exported to {error.filename or folder}: {error.strerror}") from error
     return LogsExported(
-        segments=sum(one.segments for one in exported), kept=sum(one.kept for one in exported),
-        written_bytes=sum(one.written_bytes for one in exported),
+        segments=sum(of_log.segments for of_log in exported), kept=sum(of_log.kept for of_log in exported),
+        written_bytes=sum(of_log.written_bytes for of_log in exported),
     )  # fmt: skip
 
 
@@ -103,22 +97,20 @@ def _refuse_other(folder: Path, cluster: str) -> None:
         write_private(marker, f"{cluster}\n".encode())
 
 
-def _viewed(view: Callable[[], LedgerView | None]) -> LedgerView:
-    found = view()
-    if found is None:
-        raise ConfigurationError("no broker has opened this path yet: there is nothing to export")
-    return found
-
-
-def _export(view: LedgerView, folder: Path, kind: SegmentKind) -> LogsExported:
-    infos = [info for info in view.list() if info.kind is kind and info.name.startswith(f"{folder.name}-")]
-    if not infos:  # the first action is written by the opening, and a checkpoint is always kept
-        raise StorageFailed(f"the broker has no segment of its {folder.name} yet")
+def _export(
+    folder: Path, kind: SegmentKind, *, view: Callable[[], LedgerView | None], pause: threading.Event
+) -> LogsExported:  # fmt: skip
+    """Export one log. Raises StorageFailed, after which it may be tried again."""
+    pause.wait(CONFIRMED_S)
+    found = _viewed(view)
+    infos = [info for info in found.list() if info.kind is kind and info.name.startswith(f"{folder.name}-")]
+    if not infos and any(folder.iterdir()):  # a log that was begun has its newest segment always
+        raise StorageFailed(f"the broker has no segment of its {folder.name} any more")
     sizes, kept, written = dict[str, int](), 0, 0
     for info in infos:
         path = folder / f"{info.name}{SUFFIX}"
-        known = _known_size(view, info, path)
-        sizes[info.name] = _write(view, info, path) if known is None else known
+        known = _known_size(found, info, path)
+        sizes[info.name] = _write_segment(found, info, path) if known is None else known
         kept, written = kept + (known is not None), written + (0 if known is not None else sizes[info.name])
     for info, following in pairwise(infos):
         if info.first + sizes[info.name] != following.first:
@@ -137,26 +129,6 @@ def _known_size(view: LedgerView, info: SegmentInfo, path: Path) -> int | None:
         return None
     with path.open("rb") as file:
         return end if file.read(SEGMENT_HEAD_BYTES) == _head_of(info) else None
-
-
-def _write(view: LedgerView, info: SegmentInfo, path: Path) -> int:
-    """Write one segment, durably; returns how many bytes of blocks it has."""
-    unfinished = path.with_suffix(".new")
-    with open_private(unfinished) as file:  # bodies are in it
-        file.write(_head_of(info))
-        for piece in view.confirmed_bytes(info.name):
-            file.write(piece)
-        size_bytes = file.tell()
-        file.flush()
-        os.fsync(file.fileno())  # a later export keeps it by its size and its head
-    unfinished.replace(path)
-    return size_bytes - SEGMENT_HEAD_BYTES
-
-
-def _head_of(info: SegmentInfo) -> bytes:
-    return SegmentHead(
-        kind=info.kind, epoch=info.epoch, first=info.first, created_at_ms=info.created_at_ms
-    ).encode()  # fmt: skip
 
 
 # -- a copy ------------------------------------------------------------------------------------------------------------
@@ -181,30 +153,45 @@ def copy_broker(
     Raises ConfigurationError, with nothing done, if the folder is not empty, or the broker that was asked is none on
     BookKeeper; StorageFailed if the bookies do not answer, or segments go all the time while they are read.
     """
-    refuse_unless_empty(folder)
-    refuse_nested(folder)
     pause = pause or threading.Event()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        begin_restore(folder, storage=storage)
-        for attempt in range(1, ATTEMPTS_MAX + 1):
-            snapshot = _asked(ask)
-            pause.wait(CONFIRMED_S)
-            try:
-                size_bytes = _copy_all(folder, snapshot, view(), shows)
-                break
-            except StorageFailed as error:  # a segment was dropped since; or no bookie knows yet what is confirmed
-                if attempt == ATTEMPTS_MAX:
-                    raise
-                logger.info("broker_copied_again", extra={"error": str(error)})
-        now_ms = clock.now_ms()
-        before = max((segment.epoch for segment in snapshot.segments), default=0)
-        restored = Restored(at_ms=now_ms, backup_at_ms=snapshot.at_ms, epoch=epoch_of_restore(now_ms, before=before))
-        finish_restore(folder, [folder / part for part in PARTS], restored, storage=storage)
-        note_format(folder)
+        with restoring(folder, storage=storage):
+            for part in PARTS:
+                (folder / part).mkdir(mode=0o700)
+            snapshot, size_bytes = _until_read(partial(_copy, folder, ask=ask, view=view, shows=shows, pause=pause))
+            now_ms, before = clock.now_ms(), max(segment.epoch for segment in snapshot.segments)
+            epoch = epoch_of_restore(now_ms, before=before)
+            restored = Restored(at_ms=now_ms, backup_at_ms=snapshot.at_ms, epoch=epoch)
+            finish_restore(folder, [folder / part for part in PARTS], restored, storage=storage)
+            note_format(folder)
     except OSError as error:
         raise StorageFailed(f"the broker was not copied: {error.filename or folder}: {error.strerror}") from error
     return BrokerCopied(at_ms=snapshot.at_ms, segments=len(snapshot.segments), size_bytes=size_bytes)
+
+
+def _copy(
+    folder: Path, *, ask: Callable[[], SnapshotAnswer], view: Callable[[], LedgerView | None],
+    shows: Callable[[int, int], None], pause: threading.Event,
+) -> tuple[SnapshotAnswer, int]:  # fmt: skip
+    """Copy all of one moment; returns what the owner named, and its size. Raises StorageFailed, after which it may be
+    tried again.
+    """
+    snapshot = _asked(ask)
+    pause.wait(CONFIRMED_S)
+    found, size_bytes = _viewed(view), 0
+    for part in PARTS:
+        for path in (folder / part).iterdir():  # of an attempt before
+            path.unlink()
+    for segment in snapshot.segments:
+        part = segment.name.partition("-")[0]
+        path = folder / (part if part in PARTS else SCHEDULE) / f"{segment.name}{SUFFIX}"
+        info = SegmentInfo(
+            name=segment.name, kind=SegmentKind(segment.kind), first=segment.first, end=segment.end,
+            created_at_ms=segment.created_at_ms, epoch=segment.epoch,
+        )  # fmt: skip
+        size_bytes += SEGMENT_HEAD_BYTES + _write_segment(found, info, path, end=segment.end)
+        shows(size_bytes, max(size_bytes, snapshot.size_bytes))
+    return snapshot, size_bytes
 
 
 def _asked(ask: Callable[[], SnapshotAnswer]) -> SnapshotAnswer:
@@ -216,39 +203,47 @@ def _asked(ask: Callable[[], SnapshotAnswer]) -> SnapshotAnswer:
     return snapshot
 
 
-def _copy_all(
-    folder: Path, snapshot: SnapshotAnswer, view: LedgerView | None, shows: Callable[[int, int], None]
-) -> int:  # fmt: skip
-    if view is None:
-        raise ConfigurationError("no broker has opened this path yet: the one that was asked has another --store")
-    for part in PARTS:
-        shutil.rmtree(folder / part, ignore_errors=True)  # of an attempt before
-        (folder / part).mkdir(mode=0o700)
-    copied = 0
-    for segment in snapshot.segments:
-        part = segment.name.partition("-")[0]
-        path = folder / (part if part in PARTS else SCHEDULE) / f"{segment.name}{SUFFIX}"
-        copied += _copy(segment, path, view)
-        shows(copied, max(copied, snapshot.size_bytes))
-    return copied
+# -- both --------------------------------------------------------------------------------------------------------------
 
 
-def _copy(segment: SnapshotSegment, path: Path, view: LedgerView) -> int:
-    """Copy one segment up to its end; returns its size. Raises StorageFailed if it is gone, or is not confirmed yet."""
-    head = SegmentHead(
-        kind=SegmentKind(segment.kind), epoch=segment.epoch, first=segment.first, created_at_ms=segment.created_at_ms
-    ).encode()
-    left = segment.end
-    with open_private(path) as file:
-        file.write(head)
-        for piece in view.confirmed_bytes(segment.name):
-            taken = piece if left is None else piece[:left]
-            file.write(taken)
-            if left is not None:
-                left -= len(taken)
-                if not left:
-                    break
-        size_bytes = file.tell()
-    if left:
-        raise StorageFailed(f"{segment.name}: the bookies do not know all of it to be confirmed yet")
+def _until_read(read: Callable[[], T]) -> T:
+    """Returns what is read of the bookies, after several attempts if need be. Raises the last one's StorageFailed."""
+    for _ in range(ATTEMPTS_MAX - 1):
+        try:
+            return read()
+        except StorageFailed as error:
+            logger.info("bookies_read_again", extra={"error": str(error)})
+    return read()
+
+
+def _viewed(view: Callable[[], LedgerView | None]) -> LedgerView:
+    found = view()
+    if found is None:
+        raise ConfigurationError("no broker has opened this path yet: correct --store")
+    return found
+
+
+def _write_segment(view: LedgerView, info: SegmentInfo, path: Path, *, end: int | None = None) -> int:
+    """Write a segment, up to an end or all that is confirmed, durably; returns how many bytes of blocks it has. Raises
+    StorageFailed if it is gone, or so much is not confirmed yet.
+    """
+    unfinished, size_bytes = path.with_suffix(".new"), 0
+    with open_private(unfinished) as file:  # bodies are in it
+        file.write(_head_of(info))
+        for piece in view.confirmed_bytes(info.name):
+            size_bytes += file.write(piece if end is None else piece[: end - size_bytes])
+            if size_bytes == end:
+                break
+        file.flush()
+        # A later export keeps it by its size and head, and a copied folder says at its end that it is whole.
+        os.fsync(file.fileno())
+    if end is not None and size_bytes < end:
+        raise StorageFailed(f"{info.name}: the bookies do not know all of it to be confirmed yet")
+    unfinished.replace(path)
     return size_bytes
+
+
+def _head_of(info: SegmentInfo) -> bytes:
+    return SegmentHead(
+        kind=info.kind, epoch=info.epoch, first=info.first, created_at_ms=info.created_at_ms
+    ).encode()  # fmt: skip

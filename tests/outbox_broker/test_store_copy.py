@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -148,3 +149,33 @@ def test_a_folder_that_is_not_empty_and_a_broker_in_a_folder_are_refused(owned: 
         owned.copy(tmp_path / "full")
     with pytest.raises(ConfigurationError, match="has a data folder: back that up"):
         owned.copy(tmp_path / "copy", ask=lambda: SnapshotAnswer(at_ms=1, files=0, size_bytes=0))
+
+
+def test_a_copy_is_on_the_disk_before_it_may_be_opened(
+    owned: Owned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    owned.publish(*(f"m{number:02d}" for number in range(60)))
+
+    copied = owned.copy(tmp_path / "copy")
+
+    segments = list((tmp_path / "copy").glob("*/*.segment"))
+    assert len(segments) == copied.segments
+    assert {path.stat().st_ino for path in segments} <= synced
+
+
+def test_a_folder_into_which_another_copy_goes_is_refused(owned: Owned, tmp_path: Path) -> None:
+    def ask() -> SnapshotAnswer:
+        with pytest.raises(ConfigurationError, match=r"is in use|whose restore did not end"):
+            owned.copy(tmp_path / "copy")
+        return owned.snapshot()
+
+    owned.publish("a")
+    assert owned.copy(tmp_path / "copy", ask=ask).segments

@@ -151,3 +151,16 @@ def test_what_earlier_owners_left_is_not_read_again(tmp_path: Path) -> None:
     again = exported(cluster, folder)
 
     assert again.segments - again.kept <= 2, "those that may still grow"
+
+
+def test_a_broker_without_a_message_is_exported_as_an_empty_log(tmp_path: Path) -> None:
+    cluster, folder = LedgerCluster(), tmp_path / "export"
+    with owned(cluster, tmp_path / "a") as engine:
+        engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+        exported(cluster, folder)
+        assert messages_in(folder) == []
+        assert begins_whole(survey(folder, "actions"))
+        ids = work(engine, "first", 3)
+        exported(cluster, folder)
+
+    assert messages_in(folder) == ids
