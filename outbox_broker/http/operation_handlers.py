@@ -64,12 +64,12 @@ def snapshot(call: Call) -> SnapshotAnswer:
     what bookies keep, say where it ends now.
     """
     call.require(Role.ADMIN, None)
-    snapshots = call.served.snapshots
+    token, snapshots = call.read(SnapshotRequest).token, call.served.snapshots
     if snapshots is None:
         raise NotSupported("what this server keeps is not in a folder: its segments are kept by bookies")
     if isinstance(snapshots, LedgerSnapshots):
         return snapshots.take()
-    taken = snapshots.take(call.read(SnapshotRequest).token)
+    taken = snapshots.take(token)
     if taken is None:
         raise Problem(
             ProblemKind.NOT_FOUND, "no backup waits for a snapshot: `outbox broker backup` does, beside the broker"

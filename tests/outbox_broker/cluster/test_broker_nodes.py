@@ -22,6 +22,7 @@ from outbox_core.common.errors import ConfigurationError
 from tests.fixtures.zookeeper_server import ZooKeeper
 from tests.outbox_broker.client_load import GROUP, TOPIC, Known, Load, check_restored
 from tests.outbox_broker.cluster.broker_nodes import BrokerNodes
+from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.cluster.running_cluster import RunningCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -99,7 +100,6 @@ def test_a_node_that_can_make_no_folder_leaves_the_broker_to_another_one_and_say
     nodes.wait_for_owner()
     monkeypatch.delenv("TMPDIR")
     second = nodes.start("n2", session_ms="30000")
-    requests.get(f"{first.url}/readyz", timeout=60)
     drained = CliRunner().invoke(store_app, ["drain", "--store", nodes.store, "--node", "n1"], catch_exceptions=False)
     nodes.wait_for_owner(but=first)
     shutil.rmtree(gone)
@@ -108,6 +108,10 @@ def test_a_node_that_can_make_no_folder_leaves_the_broker_to_another_one_and_say
     )
 
     second.end(signal.SIGKILL)
+    eventually(
+        lambda: "no temporary folder can be made" in requests.get(f"{first.url}/readyz", timeout=60).text,
+        what="the node says why it does not serve",
+    )
     second.start()
 
     assert (drained.exit_code, again.exit_code) == (0, 0)
