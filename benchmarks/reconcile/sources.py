@@ -174,7 +174,7 @@ class LogWriter:
         self._folder = folder / self._name
         self._folder.mkdir(parents=True)
         self._offset, self._parts, self._bytes = 0, list[bytes](), 0
-        self._segments, self._frames_before = 0, 0
+        self._segments, self._frames_before, self._begun_ms = 0, 0, START_MS
         self._together: list[LoggedMessage] = []
 
     def add(self, one: Any) -> None:
@@ -203,6 +203,8 @@ class LogWriter:
         self._together = []
 
     def _append(self, frames: Framed, *, at_ms: int) -> None:
+        if self._segments and not self._parts:
+            self._begun_ms = at_ms  # as the broker has it: what is older is looked for in earlier segments alone
         data = block(
             frames, offset=self._offset + self._bytes, durable=0, at_ms=at_ms, frames_before=self._frames_before
         )  # fmt: skip
@@ -215,7 +217,7 @@ class LogWriter:
     def _write(self) -> None:
         """Write the segment, and begin another."""
         self._segments += 1
-        head = SegmentHead(kind=self._kind, epoch=1, first=self._offset, created_at_ms=START_MS)
+        head = SegmentHead(kind=self._kind, epoch=1, first=self._offset, created_at_ms=self._begun_ms)
         path = self._folder / f"{self._name}-{self._segments:012d}.segment"
         path.write_bytes(head.encode() + b"".join(self._parts))
         self._offset, self._parts, self._bytes = self._offset + self._bytes, [], 0
