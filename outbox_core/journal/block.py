@@ -303,6 +303,11 @@ def kind_at(data: bytes, position: int = 0) -> int:
     return data[position + FRAME_HEAD_BYTES - 1]
 
 
+def number_at(data: bytes, position: int = 0) -> int:
+    """Returns the number that the frame at a position says, whole or not."""
+    return int(_FRAME.unpack_from(data, position)[2]) & NUMBER_MAX
+
+
 def frame_bytes_at(data: bytes, position: int = 0) -> int:
     """Returns how long the frame at a position says that it is, with its head, whole or not."""
     return FRAME_HEAD_BYTES + int(_FRAME.unpack_from(data, position)[0])

@@ -6,6 +6,8 @@ import hashlib
 import os
 import time
 
+EDITED_PREFIX = "edit-"
+"""Of the id of an edited message."""
 _EDITED_HEX_DIGITS = 32
 
 
@@ -20,7 +22,7 @@ def new_message_id() -> str:
 def edited_id(operation: str, topic: str, group: str, message_id: str) -> str:
     """Returns the id of a dead letter's edited message: a repeat of the same operation makes the same one."""
     named = f"{operation}\0{topic}\0{group}\0{message_id}".encode()
-    return f"edit-{hashlib.sha256(named).hexdigest()[:_EDITED_HEX_DIGITS]}"
+    return f"{EDITED_PREFIX}{hashlib.sha256(named).hexdigest()[:_EDITED_HEX_DIGITS]}"
 
 
 def new_token() -> str:

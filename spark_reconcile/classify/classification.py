@@ -114,7 +114,7 @@ def classify(
     messages = keep(messages)
     copies = with_topic_mismatches(messages, is_few=evidence.is_few)
     first = with_verdicts(
-        delivery_evidence(messages, evidence.actions, evidence.inboxes, groups=evidence.groups),
+        delivery_evidence(messages, evidence.actions, evidence.inboxes, groups=evidence.groups, asides=evidence.asides),
         DELIVERY_RULES,
         bounds,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from spark_reconcile.core.dataframes import among, grouped, listed, union
 from spark_reconcile.core.time_buckets import NO_SLOT, SLOT_MS, hour, slot, slot_start
 from spark_reconcile.evidence.delivery_evidence import GroupFacts
+from spark_reconcile.sources.broker_logs import ASIDE
 from spark_reconcile.sources.sql_statements import InputKind
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ APART_MS_MAX: Final = 60_000
 CANCELED: Final = "('canceled', 'answered')"
 """Kinds of action that record a message's cancellation: the broker's note, and its answer in the archive."""
 _STEPS: Final = ("delivered", "acked")
-_ODD_STEPS: Final = ("requeued", "extended", "died", "redriven", "redrive_stopped", "discarded", "edited")
+_ODD_STEPS: Final = ("requeued", "extended", "died", "redriven", "redrive_stopped", "discarded", "edited", ASIDE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

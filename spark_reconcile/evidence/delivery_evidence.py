@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from spark_reconcile.core.dataframes import among, grouped, listed
+from spark_reconcile.core.dataframes import among, grouped, listed, union
 from spark_reconcile.core.time_buckets import EVER_MS
 from spark_reconcile.rules.delivery_rules import FilterAnswer, LastKind
 from spark_reconcile.sources.sql_statements import InputKind
@@ -120,20 +120,34 @@ def group_facts(
 
 
 def delivery_evidence(
-    messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts]
-) -> DataFrame:
-    """`messages`: the result of message_evidence(); `rows`: the inboxes' inputs."""
+    messages: DataFrame, actions: DataFrame, rows: DataFrame, *, groups: Sequence[GroupFacts],
+    asides: DataFrame | None = None,
+) -> DataFrame:  # fmt: skip
+    """`messages`: the result of message_evidence(); `rows`: the inboxes' inputs; `asides`: the actions of kind ASIDE,
+    each of which is expected in its own group.
+    """
     groups_frame = listed(messages.sparkSession, [_values(facts) for facts in groups], _GROUP_SCHEMA)
     stored = messages.where("broker > 0").withColumnsRenamed(
         {"broker": "stored", "ready_ms": "message_ready_ms", "created_ms": "published_ms"}
     )
     expected = stored.join(groups_frame.hint("broadcast"), "topic")
-    united = (
-        _input(expected, **{name: name for name in _EXPECTED})
-        .unionByName(_actions_input(actions))
-        .unionByName(_input(rows.where(f"input_kind = '{InputKind.INBOX}'"), effects="1L", effect_ms="at_ms"))
+    united = union(
+        _input(expected, **{name: name for name in _EXPECTED}),
+        _actions_input(actions),
+        _input(rows.where(f"input_kind = '{InputKind.INBOX}'"), effects="1L", effect_ms="at_ms"),
+        *([] if asides is None else [_aside_input(asides, groups_frame)]),
     )
     return _after_seeks(grouped(united, "id", "topic", "consumer_group", **_aggregates()))
+
+
+def _aside_input(asides: DataFrame, groups_frame: DataFrame) -> DataFrame:
+    """What `expected` has of stored messages. It was not canceled: it was in its topic before."""
+    of_message = {
+        "stored": "1L", "deliver_at_ms": "attempt", "message_ready_ms": "greatest(visible_at_ms, attempt)",
+        "stored_ms": "visible_at_ms", "published_ms": "at_ms", "canceled": "0L",
+    }  # fmt: skip
+    expected = asides.join(groups_frame.hint("broadcast"), ["topic", "consumer_group"])
+    return _input(expected, **{name: of_message.get(name, name) for name in _EXPECTED})
 
 
 def _actions_input(actions: DataFrame) -> DataFrame:

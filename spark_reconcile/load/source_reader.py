@@ -28,8 +28,11 @@ from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, ref
 from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.load.spark_session import one_partition
 from spark_reconcile.sources.broker_logs import (
+    ASIDE,
+    RUN_SCHEMA,
     SCHEMAS,
     LogSegment,
+    Row,
     begins_whole,
     named_runs,
     reach_ms,
@@ -37,6 +40,7 @@ from spark_reconcile.sources.broker_logs import (
     survey,
     under_former_ids,
 )
+from spark_reconcile.sources.messages_aside import PLACED_KINDS, asides_of, first_places
 from spark_reconcile.sources.parquet_archives import MISREAD, read_archive, refuse_misread
 from spark_reconcile.sources.parquet_file_identity import Files, some_files
 from spark_reconcile.sources.segment_cache import keep, split, sweep
@@ -100,6 +104,12 @@ class Evidence:
         return max(self.actions_reach_ms, 0 if self.delay is None else self.delay.cancels_since_ms)
 
     @property
+    def asides(self) -> DataFrame | None:
+        """The actions of kind ASIDE; None: without looking, there are none."""
+        segments = self.surveyed.get("messages", ())
+        return self.actions.where(f"kind = '{ASIDE}'") if may_have_asides(self.counts, segments) else None
+
+    @property
     def known_topics(self) -> list[str]:
         """Topics to which this outbox has published, by its remaining rows."""
         return sorted(
@@ -134,17 +144,17 @@ def read_all(
     effects = _read_sql(session, plan.inboxes, counts, times)
     delayed = read_configured(session, settings, say)
     say("reading the broker's logs, the outbox and the business rows")
-    surveyed, messages, actions, tables, ends = _read_rest(session, settings, plan, counts, times, now_ms)
-    whole = {log: begins_whole(segments) for log, segments in surveyed.items()}
+    surveyed, messages, actions, tables, ends, placed = _read_rest(session, settings, plan, counts, times, now_ms)
+    counts += _counted_places(placed)
     archives = _read_archives(session, settings, counts, span, times)
     total = sum(count.rows for count in counts) + (0 if delayed is None else delayed.rows)
     is_few = total <= settings.limits.one_partition_rows_max
     few = partial(gathered, rows=total, rows_max=settings.limits.one_partition_rows_max)
     with one_partition(session, is_few=is_few):
-        runs = few(actions.frame)
-        named = named_runs(runs, few(messages.frame), is_whole=all(whole.values())).persist()
+        runs = few(union(actions.frame, listed(session, placed, RUN_SCHEMA)) if placed else actions.frame)
+        named, asides = _on_messages(runs, few(messages.frame), surveyed, counts, is_few=is_few)
         rows = few(united(session, [*tables, *(frame for frame, _ in archives)]))
-        stored, acted = map(few, with_delayed(messages.frame, single(runs).unionByName(named), delayed))
+        stored, acted = map(few, with_delayed(messages.frame, union(single(runs), named, *asides), delayed))
         copies = [*messages.copies, *([] if delayed is None else [delayed.messages])]
         return Evidence(
             inboxes=few(effects_of(united(session, effects), acted, counts)),
@@ -153,7 +163,8 @@ def read_all(
             rows=rows,
             tables=(*effects, *tables, *copies, *actions.copies, named),
             groups=_groups(
-                settings, runs, counts, plan, is_whole=whole["actions"], is_all=span is None, now_ms=now_ms
+                settings, runs, counts, plan, is_whole=begins_whole(surveyed["actions"]), is_all=span is None,
+                now_ms=now_ms,
             ),
             counts=counts,
             archive_reach_ms=archive_reach(settings, counts, plan.oldest_ms, now_ms=now_ms),
@@ -174,22 +185,45 @@ def read_all(
 def _read_rest(
     session: SparkSession, settings: Settings, plan: SourcePlan, counts: list[InputCount], times: PlausibleTimes,
     now_ms: int,
-) -> tuple[dict[str, list[LogSegment]], LogRows, LogRows, list[DataFrame], dict[str, LogEnd]]:  # fmt: skip
-    """Returns the broker's segments, its messages and actions, the tables, and where the logs end."""
+) -> tuple[dict[str, list[LogSegment]], LogRows, LogRows, list[DataFrame], dict[str, LogEnd], list[Row]]:  # fmt: skip
+    """Returns the broker's segments, its messages and actions, the tables, where the logs end, and the places of
+    messages that the actions left do not have.
+    """
     # Actions first: each message that they name is in the message log when that is surveyed.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # The survey fixes the extent of the broker's logs: the tables may be read while its logs are.
-    messages, actions, tables, ends = in_parallel(
+    messages, actions, tables, ends, placed = in_parallel(
         lambda: _read_kept(session, settings, "messages", surveyed["messages"], counts, times),
         lambda: _read_kept(session, settings, "actions", surveyed["actions"], counts, times),
         lambda: _read_sql(session, plan.rest, counts, times),
         lambda: {log: log_end(segments, settled_ms=now_ms - UNSYNCED_MS) for log, segments in surveyed.items()},
+        lambda: [] if begins_whole(surveyed["messages"]) else first_places(surveyed["actions"]),
     )
     refuse_lost_end(
         counts, surveyed["messages"], torn=ends["messages"].torn,
         again=lambda: _messages_since(session, settings, surveyed["messages"][-1]),
     )  # fmt: skip
-    return surveyed, messages, actions, tables, ends
+    return surveyed, messages, actions, tables, ends, placed
+
+
+def _counted_places(placed: Sequence[Row]) -> list[InputCount]:
+    """Returns the groups of such places as groups with an action at the log's beginning, and without a row of it."""
+    return [
+        InputCount(input_kind="actions", topic=topic, note=f"{kind} {group}", rows=0, first_ms=at_ms, last_ms=at_ms)
+        for kind, topic, group, at_ms in sorted({(row[0], row[1], row[2], row[6]) for row in placed})
+    ]
+
+
+def _on_messages(
+    runs: DataFrame, messages: DataFrame, surveyed: Mapping[str, list[LogSegment]], counts: Sequence[InputCount], *,
+    is_few: bool,
+) -> tuple[DataFrame, list[DataFrame]]:  # fmt: skip
+    """Returns the actions on runs of messages, one for each, cached; and those of kind ASIDE, if there may be any."""
+    segments = surveyed["messages"]
+    asides = asides_of(runs, messages, segments, is_few=is_few) if may_have_asides(counts, segments) else None
+    is_whole = all(map(begins_whole, surveyed.values()))
+    named = named_runs(runs, messages, is_whole=is_whole, asides=asides).persist()
+    return named, [] if asides is None else [asides]
 
 
 def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[InputCount]:
@@ -261,12 +295,17 @@ def _read_archives(
 
 def effects_of(rows: DataFrame, actions: DataFrame, counts: Sequence[InputCount]) -> DataFrame:
     """Returns the inboxes' rows, with the effects of edited messages under their former ids."""
-    return under_former_ids(rows, actions) if has_edits(counts) else rows
+    return under_former_ids(rows, actions) if has_places(counts) else rows
 
 
-def has_edits(counts: Sequence[InputCount]) -> bool:
-    """Whether any dead letter was edited: without one, nothing of it is computed."""
-    return any(count.input_kind == "actions" and count.note.startswith("edited ") for count in counts)
+def has_places(counts: Sequence[InputCount]) -> bool:
+    """Whether a group had a message aside from its topic, as it was edited or moved: else nothing of it is computed."""
+    return any(count.input_kind == "actions" and count.note.partition(" ")[0] in PLACED_KINDS for count in counts)
+
+
+def may_have_asides(counts: Sequence[InputCount], segments: Sequence[LogSegment]) -> bool:
+    """Whether such a message may be in the message log no more but for its frames aside: nothing is, of a whole log."""
+    return bool(segments) and not begins_whole(segments) and has_places(counts)
 
 
 def united(session: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_reconcile.core.dataframes import ComputedRows, computed, gathered, listed, union
+from spark_reconcile.core.dataframes import ComputedRows, among, computed, gathered, listed, union
 from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.settings import RunLimits, Settings
 from spark_reconcile.evidence.message_evidence import answers, are_answered
 from spark_reconcile.load.delay_records import read_delay
 from spark_reconcile.load.read_plan import Read, SourcePlan
-from spark_reconcile.load.source_reader import Evidence, effects_of, has_edits, read_log, sql_frame, united
+from spark_reconcile.load.source_reader import Evidence, effects_of, has_places, read_log, sql_frame, united
 from spark_reconcile.sources.broker_logs import begins_whole, grown, named_runs, single, survey
+from spark_reconcile.sources.messages_aside import PLACED_KINDS
 from spark_reconcile.sources.sql_statements import InputKind, narrowed
 
 if TYPE_CHECKING:
@@ -122,9 +123,11 @@ def reread_suspects(
 
 def _edited_ids(session: SparkSession, first: Evidence, suspects: Suspects) -> list[str]:
     """Returns the ids under which the suspects were edited: an inbox has their effects under these."""
-    if not has_edits(first.counts):
+    if not has_places(first.counts):
         return []
-    edits = first.actions.where("kind = 'edited'").join(ids_frame(session, suspects.ids), "id", "left_semi")
+    edits = first.actions.where(f"{among('kind', PLACED_KINDS)} and reason is not null").join(
+        ids_frame(session, suspects.ids), "id", "left_semi"
+    )
     return [row["reason"] for row in edits.select("reason").distinct().collect()]
 
 
@@ -153,7 +156,7 @@ def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[D
         messages = union(messages, appended["messages"])
     if "actions" in appended:
         runs = appended["actions"]
-        named = named_runs(runs, messages, is_whole=all(map(begins_whole, now.values())))
+        named = named_runs(runs, messages, is_whole=all(map(begins_whole, now.values())), asides=first.asides)
         actions = union(actions, single(runs), named)
     return messages, actions
 

@@ -206,7 +206,8 @@ DELIVERY_RULES: Final[tuple[VerdictRule, ...]] = (
         name="delivered_late",
         state=State.LATE,
         severity=Severity.ATTENTION,
-        when=(_acks >= 1) & (_first_delivered_ms > _ready_ms + _late_after_ms),
+        # Of what was ready before the action log begins, the first delivery may not be the first there was.
+        when=(_acks >= 1) & (_ready_ms >= _actions_reach_ms) & (_first_delivered_ms > _ready_ms + _late_after_ms),
         meaning="Done; first delivered later after its due time than the bound allows.",
         cause="Too few consumers, or none, or a broker that was down.",
         cure="Start more consumers of this group; look at the delivery chart for when.",

@@ -25,7 +25,7 @@ from spark_reconcile.recheck.run_context import RunContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-CODE_VERSION: Final = 16
+CODE_VERSION: Final = 17
 """Incremented when verdicts change: every window is then evaluated again."""
 _NO_WINDOW: Final = -1
 

@@ -54,6 +54,8 @@ a segment's times.
 """
 
 
+ASIDE: Final = "aside"
+"""The kind of the action that a group has a message aside from its topic: it is of no delivery."""
 LOGS: Final = {"messages": SegmentKind.MESSAGES, "actions": SegmentKind.ACTIONS}
 """The broker's logs, and the kind of their segments."""
 MESSAGE_KINDS: Final = frozenset(
@@ -217,9 +219,13 @@ ACTION_SCHEMA: Final = (
     "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
     "visible_at_ms bigint, attempt bigint, reason string, damage string"
 )
-"""An action on one message, or on a whole group."""
+"""An action on one message, or on a whole group. Of kind ASIDE (see messages_aside): `at_ms` is when the message was
+created, `visible_at_ms` when it became ready, `attempt` its due time, `reason` the id that an edit gave it.
+"""
 RUN_SCHEMA: Final = ACTION_SCHEMA.replace("damage", "messages bigint, damage")
-"""An action as it is written: if `messages` is not null, on so many messages from `sequence` on, and `id` is null."""
+"""An action as it is written: if `messages` is not null, on so many messages from `sequence` on, and `id` is null.
+Of the kinds ASIDE and "edited" `visible_at_ms` is when the message became ready, `attempt` the offset of its frame.
+"""
 DUE_DIGITS_MAX: Final = 15
 SCHEMAS: Final = {"messages": MESSAGE_SCHEMA, "actions": RUN_SCHEMA}
 
@@ -395,9 +401,8 @@ def action_rows(frame: LoggedFrame) -> Iterator[Row]:  # noqa: C901 - one arm an
         case Discarded(topic=topic, group=group, at_ms=at_ms, entries=entries, why=why):
             for first, count in entries:
                 yield _row("discarded", topic, group, (first, None, count), at, at_ms, None, None, why)
-        case Edited(topic=topic, group=group, at_ms=at_ms, entries=edited):
-            for sequence, _, _, new_id in edited:  # the column `reason` has the edited message's id
-                yield _row("edited", topic, group, (sequence, None, 1), at, at_ms, at_ms, None, new_id)
+        case Edited() | journal.MovedAside() as placed:
+            yield from _placed_rows(placed, at)
         case RedriveStopped(topic=topic, group=group, at_ms=at_ms, entries=entries, by=by):
             for first, count in entries:
                 yield _row("redrive_stopped", topic, group, (first, None, count), at, at_ms, None, None, by)
@@ -422,6 +427,20 @@ def _canceled_rows(canceled: journal.Canceled, at: int) -> Iterator[Row]:
     for id_, topic in zip(canceled.ids, canceled.topics, strict=True):
         within = _expression((topic,) if topic else canceled.scope)
         yield _row("canceled", None, None, (None, id_, None), at, canceled.at_ms, None, None, within)
+
+
+def _placed_rows(placed: Edited | journal.MovedAside, at: int) -> Iterator[Row]:
+    """Yields a row for each message that a group has aside from its topic from then on; the column `attempt` has the
+    offset of its frame.
+    """
+    topic, group, at_ms = placed.topic, placed.group, placed.at_ms
+    if isinstance(placed, Edited):
+        for sequence, offset, _, new_id in placed.entries:  # the column `reason` has the edited message's id
+            yield _row("edited", topic, group, (sequence, None, 1), at, at_ms, at_ms, offset, new_id)
+        return
+    for sequence, offset, size_bytes, ready_ms in placed.entries:
+        if size_bytes:  # else it is in no segment any more
+            yield _row(ASIDE, topic, group, (sequence, None, None), at, at_ms, ready_ms, offset)
 
 
 _MessageRun = tuple[int | None, str | None, int | None]
@@ -453,20 +472,33 @@ def _paced(
             start += count
 
 
-def named_runs(runs: DataFrame, messages: DataFrame, *, is_whole: bool) -> DataFrame:
+def named_runs(
+    runs: DataFrame, messages: DataFrame, *, is_whole: bool, asides: DataFrame | None = None
+) -> DataFrame:  # fmt: skip
     """Expands rows of RUN_SCHEMA on runs to rows of ACTION_SCHEMA, one for each message.
 
     `is_whole`: nothing of both logs was dropped. Then a message that they do not have gets its sequence as a name, so
     that it is classified; else it was dropped, and is no evidence. This relies on the log's rule that messages,
-    including copies of scheduled ones, are durable before they are delivered.
+    including copies of scheduled ones, are durable before they are delivered. `asides`: the actions of kind ASIDE,
+    which name messages that their groups alone still have.
     """
+    from pyspark.sql.functions import coalesce
+
     concerned = runs.where("messages is not null").withColumn("first", runs["sequence"])
     expanded = concerned.selectExpr(
         *(name for name in _action_columns() if name != "sequence"),
         "explode(sequence(first, first + messages - 1)) as sequence",
     )
     ids_by_sequence = messages.where("sequence is not null").selectExpr("topic", "sequence", "id as known")
-    joined = expanded.join(ids_by_sequence, ["topic", "sequence"], "left" if is_whole else "inner")
+    if asides is None:
+        joined = expanded.join(ids_by_sequence, ["topic", "sequence"], "left" if is_whole else "inner")
+    else:
+        theirs = asides.selectExpr("topic", "consumer_group", "sequence", "id as aside_id").distinct().hint("broadcast")
+        looked_up = expanded.join(ids_by_sequence, ["topic", "sequence"], "left").join(
+            theirs, ["topic", "consumer_group", "sequence"], "left"
+        )
+        named = looked_up.withColumn("known", coalesce("known", "aside_id"))
+        joined = named if is_whole else named.where("known is not null")
     return joined.selectExpr(*("coalesce(known, topic || '#' || sequence) as id" if name == "id" else name
                                for name in _action_columns()))  # fmt: skip
 
@@ -477,7 +509,7 @@ def under_former_ids(rows: DataFrame, actions: DataFrame) -> DataFrame:
 
     `actions`: those of ACTION_SCHEMA. An edit of an edited message names, by its sequence, the first one, too.
     """
-    edits = actions.where("kind = 'edited'").selectExpr(
+    edits = actions.where(f"kind in ('edited', '{ASIDE}') and reason is not null").selectExpr(
         "topic", "consumer_group", "reason as id", "id as former_id"
     ).distinct()  # fmt: skip
     joined = rows.join(edits.hint("broadcast"), ["topic", "consumer_group", "id"], "left")
@@ -487,8 +519,10 @@ def under_former_ids(rows: DataFrame, actions: DataFrame) -> DataFrame:
 
 
 def single(runs: DataFrame) -> DataFrame:
-    """Returns the rows of RUN_SCHEMA on one message or a whole group, as rows of ACTION_SCHEMA."""
-    return runs.where("messages is null").select(*_action_columns())
+    """Returns the rows of RUN_SCHEMA on one message or a whole group, as rows of ACTION_SCHEMA; without those of kind
+    ASIDE, which have no id.
+    """
+    return runs.where(f"messages is null and kind != '{ASIDE}'").select(*_action_columns())
 
 
 def _action_columns() -> list[str]:

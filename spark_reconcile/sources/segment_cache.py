@@ -22,7 +22,7 @@ from spark_reconcile.sources.broker_logs import LogSegment
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Incremented when the rows of a record change: earlier files are written again."""
 _PART: Final = re.compile(r"part-(\d{5})-.*\.parquet")
 

@@ -120,7 +120,7 @@ def delivery_rule(f: Facts) -> str:  # noqa: C901 - one question after the other
             return "inbox_out_of_reach" if f["first_ack_ms"] < f["inbox_reach_ms"] else "acknowledged_not_handled"
         if not f["deliveries"]:
             return "delivery_out_of_reach" if f["actions_reach_ms"] > 0 else "acknowledged_never_delivered"
-        if f["first_delivered_ms"] - f["ready_ms"] > late:
+        if f["ready_ms"] >= f["actions_reach_ms"] and f["first_delivered_ms"] - f["ready_ms"] > late:
             return "delivered_late"
         return "edited" if f["edits"] else "done"
     if f["canceled"]:

@@ -207,6 +207,9 @@ def test_actions_on_runs_become_a_row_a_run(tmp_path: Path) -> None:
         ClockStepped(at_ms=7, by_ms=-9),
         Discarded(**common, entries=[(600, 2)], by="ops", why="paid by hand"),
         Edited(**common, entries=[(700, 4_000, 90, "edit-1")], by="ops", why="typo"),
+        journal.MovedAside(
+            **common, entries=[(800, 6_000, 90, 5), (801, (1 << 64) - 1, 0, 5), (802, 6_100, 90, 6)], moved_to=803
+        ),
     ]
     write_log(tmp_path / "actions", actions, 100)
 
@@ -219,7 +222,8 @@ def test_actions_on_runs_become_a_row_a_run(tmp_path: Path) -> None:
         ("died", None, 499, 4, None, 2),
         ("redriven", None, 499, 2, 7, None), ("redriven", None, 501, 1, 1_000, None),
         ("redriven", None, 502, 1, 1_000, None), ("redrive_stopped", None, 501, 2, None, None),
-        ("discarded", None, 600, 2, None, None), ("edited", None, 700, 1, 7, None),
+        ("discarded", None, 600, 2, None, None), ("edited", None, 700, 1, 7, 4_000),
+        ("aside", None, 800, None, 5, 6_000), ("aside", None, 802, None, 6, 6_100),
     ]  # fmt: skip
 
 
