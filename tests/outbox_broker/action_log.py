@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,15 +111,27 @@ def write_actions(
     first_number: int = 1,
 ) -> list[Path]:  # fmt: skip
     """Write a log of actions, `actions` in a data folder or what `folder` is called, each in a block of its own."""
+    return write_segments(
+        folder, records, records_a_segment, kind=SegmentKind.ACTIONS, append=append_actions,
+        created_at_ms=created_at_ms, first_offset=first_offset, first_number=first_number,
+    )  # fmt: skip
+
+
+def write_segments(
+    folder: Path, records: Sequence[object], records_a_segment: int, *, kind: SegmentKind,
+    append: Callable[[Path, Sequence[object]], None], created_at_ms: int, first_offset: int, first_number: int,
+) -> list[Path]:  # fmt: skip
+    """Write a log in place of what is there, so many records a segment, by what appends some to a file."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("actions-*"):
+    name = kind.name.lower()
+    for old in folder.glob(f"{name}-*"):
         old.unlink()
     paths: list[Path] = []
     for start in range(0, max(len(records), 1), records_a_segment):
-        head = SegmentHead(kind=SegmentKind.ACTIONS, epoch=1, first=first_offset, created_at_ms=created_at_ms)
-        path = folder / f"actions-{first_number + len(paths):012d}.segment"
+        head = SegmentHead(kind=kind, epoch=1, first=first_offset, created_at_ms=created_at_ms)
+        path = folder / f"{name}-{first_number + len(paths):012d}.segment"
         path.write_bytes(head.encode())
-        append_actions(path, records[start : start + records_a_segment])
+        append(path, records[start : start + records_a_segment])
         paths.append(path)
         first_offset += path.stat().st_size - SEGMENT_HEAD_BYTES
     return paths

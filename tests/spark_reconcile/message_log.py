@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from outbox_core.journal.block import SEGMENT_HEAD_BYTES, Framed, FrameKind, SegmentHead, SegmentKind, framed
+from outbox_core.journal.block import Framed, FrameKind, SegmentKind, framed
 from outbox_core.messages.message import Record, encode_packed
-from tests.outbox_broker.action_log import append_blocks
+from tests.outbox_broker.action_log import append_blocks, write_segments
 from tests.outbox_broker.message_log import StoredMessage
 
 
@@ -65,18 +65,10 @@ def write_messages(
     first_number: int = 1,
 ) -> list[Path]:  # fmt: skip
     """Write a log of messages, `messages` in a data folder or what `folder` is called, each in a block of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("messages-*"):
-        old.unlink()
-    paths: list[Path] = []
-    for start in range(0, max(len(messages), 1), messages_a_segment):
-        head = SegmentHead(kind=SegmentKind.MESSAGES, epoch=1, first=first_offset, created_at_ms=created_at_ms)
-        path = folder / f"messages-{first_number + len(paths):012d}.segment"
-        path.write_bytes(head.encode())
-        append_messages(path, messages[start : start + messages_a_segment])
-        paths.append(path)
-        first_offset += path.stat().st_size - SEGMENT_HEAD_BYTES
-    return paths
+    return write_segments(
+        folder, messages, messages_a_segment, kind=SegmentKind.MESSAGES, append=append_messages,
+        created_at_ms=created_at_ms, first_offset=first_offset, first_number=first_number,
+    )  # fmt: skip
 
 
 def append_messages(path: Path, messages: Sequence[object], *, together: bool = False) -> None:
