@@ -119,7 +119,7 @@ class DelayProxy:
         if self._room is not None:
             self._room.require()
         now_ms = self._clock.now_ms()
-        self._schedule.make_room(now_ms)
+        self._schedule.housekeeping.make_room(now_ms)
         with nullcontext() if self._cordon is None else self._cordon.lock:
             if self._cordon is not None:
                 self._cordon.refuse()
@@ -176,7 +176,7 @@ class DelayProxy:
         return [
             RefusedMessage(id=message_id, topic=topic, reason=reason)
             for (topic, message_id), reason in list(self._publisher.refusals.items())
-            if covers(scope, topic) and self._schedule.find(message_id, (topic,)) is not None
+            if covers(scope, topic) and self._schedule.queries.find(message_id, (topic,)) is not None
         ]
 
     def retry_refused(self, message_ids: Sequence[str], *, topics: Sequence[str] | None = None) -> list[RetryOutcome]:
@@ -186,7 +186,7 @@ class DelayProxy:
         return [self._retry(message_id, scope_of(topics)) for message_id in message_ids]
 
     def _retry(self, message_id: str, scope: Scope) -> RetryOutcome:
-        found = self._schedule.read(message_id, scope)
+        found = self._schedule.queries.read(message_id, scope)
         result = None if found is None else self._publisher.retry(found)
         if found is None or result is None:
             return RetryOutcome(id=message_id, status="unknown")
@@ -209,13 +209,13 @@ class DelayProxy:
         if bucket not in BUCKETS_MS:
             raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
         end_ms = self._clock.now_ms() + DELAY_ACCEPTED_MS_MAX + 1
-        return self._schedule.histogram(
+        return self._schedule.queries.histogram(
             topic=topic, from_ms=from_ms or 0, to_ms=end_ms if to_ms is None else to_ms, bucket_ms=BUCKETS_MS[bucket]
         )
 
     def due_within(self, spans_ms: Sequence[int]) -> list[int]:
         """Returns how many messages are due within each ascending span from now; and last, the total."""
-        return self._schedule.due_within(spans_ms, now_ms=self._clock.now_ms())
+        return self._schedule.queries.due_within(spans_ms, now_ms=self._clock.now_ms())
 
     def scheduled_message(
         self, message_id: str, *, topics: Sequence[str] | None = None
@@ -223,7 +223,7 @@ class DelayProxy:
         """Returns id, topic and due time of the scheduled message with this id on the topics that a pattern of `topics`
         matches (None: on any); of one that the target refused for good, why, and when it is tried again.
         """
-        found = self._schedule.find(message_id, scope_of(topics))
+        found = self._schedule.queries.find(message_id, scope_of(topics))
         if found is None:
             return None
         refused = self._publisher.refusals.get((found.topic, found.id))
@@ -236,7 +236,10 @@ class DelayProxy:
 
     def knows(self, topic: str, message_id: str) -> bool:
         """Returns whether a message is scheduled, was dispatched lately, or is canceled, also ahead of its arrival."""
-        return self._schedule.knows(topic, message_id) or self._schedule.find(message_id, (topic,)) is not None
+        return (
+            self._schedule.recent.knows(topic, message_id)
+            or self._schedule.queries.find(message_id, (topic,)) is not None
+        )
 
     @property
     def lateness(self) -> Lateness:
@@ -274,7 +277,7 @@ class DelayProxy:
         """Returns bytes in memory and in the log, the number of scheduled messages and of damaged ones, and how long
         the longest due message has waited for the target.
         """
-        figures = self._schedule.figures()
+        figures = self._schedule.queries.figures()
         return {
             "overdue_ms": self.service.overdue_ms(),
             "messages_bytes": figures["in_memory_bytes"],
@@ -286,11 +289,11 @@ class DelayProxy:
 
     def topics(self) -> list[str]:
         """Returns the topics with scheduled messages."""
-        return list(self._schedule.topics())
+        return list(self._schedule.queries.topics())
 
     def topic_counts(self) -> Mapping[str, int]:
         """Returns how many messages are scheduled, by topic."""
-        return self._schedule.topics()
+        return self._schedule.queries.topics()
 
     def topic_figures(self, topic: str) -> Mapping[str, int]:
         """Returns what is scheduled; nothing else is stored here."""
@@ -310,11 +313,11 @@ class DelayOperations:
 
     def remainder(self) -> Iterator[TopicRemainder]:
         """Yields each topic with scheduled messages."""
-        for topic in sorted(self._schedule.topics()):
+        for topic in sorted(self._schedule.queries.topics()):
             scheduled = self._schedule.count_undelivered(topic)
             if scheduled:
                 yield TopicRemainder(topic=topic, scheduled=scheduled, groups=[])
 
     def is_dispatching(self) -> bool:
         """Returns whether messages were claimed that the target does not have yet."""
-        return bool(self._schedule.figures()["handed_out"])
+        return bool(self._schedule.queries.figures()["handed_out"])

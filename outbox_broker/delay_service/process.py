@@ -110,7 +110,7 @@ class _RunningService:
     def announce(self, url: str) -> None:
         """Report readiness, and log what was opened."""
         announce(url, self._config.ready_file, what="delay service")
-        figures = self._schedule.figures()
+        figures = self._schedule.queries.figures()
         logger.info(
             "delay_service_opened",
             extra={

@@ -88,7 +88,9 @@ class Deletion:
             self._refuse_if_too_many_deleted(topic)
             groups = sorted(known_topic.groups)
             has_scheduled = (
-                self._context.schedule.count(topic) or self._dispatcher.is_dispatching or self._dispatcher.has_taken()
+                self._context.schedule.queries.count(topic)
+                or self._dispatcher.is_dispatching
+                or self._dispatcher.has_taken()
             )
             self._act_durably(
                 DeletedTopic(
@@ -112,10 +114,10 @@ class Deletion:
 
     def finish_deletions(self) -> None:
         """Finish at startup: cancel what a kill left in the schedule of deleted topics."""
-        for topic, count in self._context.schedule.topics().items():
+        for topic, count in self._context.schedule.queries.topics().items():
             if count and topic in self._state.deleted:
                 self._cancel_void(topic)
-                if self._context.schedule.count(topic):
+                if self._context.schedule.queries.count(topic):
                     self._state.topic(topic)  # it was created again, for these
 
     def _cancel_void(self, topic: str) -> None:
@@ -127,7 +129,7 @@ class Deletion:
             if deleted is None or not deleted.scheduled_end:
                 return
             is_clear = True
-            for ids in self._context.schedule.ids_of(topic, before_seq=deleted.scheduled_end):
+            for ids in self._context.schedule.queries.ids_of(topic, before_seq=deleted.scheduled_end):
                 is_clear = False
                 with self._lock:
                     self._context.refuse_if_closed()
@@ -172,7 +174,7 @@ class Deletion:
             )
 
     def _refuse_if_topic_used(self, topic: str, known_topic: Topic) -> None:
-        scheduled, recurring = self._context.schedule.count(topic), len(self._state.recurring.of_topic(topic))
+        scheduled, recurring = self._context.schedule.queries.count(topic), len(self._state.recurring.of_topic(topic))
         if known_topic.groups or scheduled or recurring:
             raise InUse(
                 f"the topic {topic} is in use: it has {len(known_topic.groups)} consumer groups, {scheduled} "

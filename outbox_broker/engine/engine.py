@@ -202,11 +202,15 @@ class Engine:
 
     def due_within(self, spans_ms: Sequence[int]) -> list[int]:
         """Returns how many scheduled messages are due within each ascending span from now; and last, the total."""
-        return self.context.schedule.due_within(spans_ms, now_ms=self.context.clock.now_ms())
+        return self.context.schedule.queries.due_within(spans_ms, now_ms=self.context.clock.now_ms())
 
     def log_figures(self) -> Mapping[str, int]:
         """Returns the logs' bytes on the disk, their syncs since the start, schedule sizes, and the disk's space."""
-        context, schedule, disk = self.context, self.context.schedule.figures(), self.context.reserve.disk_figures()
+        context, schedule, disk = (
+            self.context,
+            self.context.schedule.queries.figures(),
+            self.context.reserve.disk_figures(),
+        )
         with context.lock:
             return {
                 "messages_bytes": context.messages.size_bytes,
@@ -300,7 +304,7 @@ class Engine:
             now_ms=context.clock.now_ms(), out=out,
         )  # fmt: skip
         context.dispatching_from = state.dispatched_from  # no checkpoint may pass it before the schedule has settled
-        for topic in context.schedule.topics():
+        for topic in context.schedule.queries.topics():
             if topic not in state.deleted:
                 state.topic(topic)
         self._redrive_clock.resume()

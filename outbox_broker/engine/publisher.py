@@ -80,7 +80,7 @@ class Publisher:
             )
         is_timed = any(message.deliver_at_ms is not None for message in batch)
         if is_timed:
-            self._context.schedule.make_room(self._clock.now_ms())
+            self._context.schedule.housekeeping.make_room(self._clock.now_ms())
         with self._lock, self._cordon.lock:
             self._context.refuse_if_closed()
             self._cordon.refuse()
@@ -92,7 +92,7 @@ class Publisher:
         if schedule_place is not None:
             with self._wakeups.changed:
                 self._wakeups.changed.notify_all()  # something may be due sooner than the timer expects
-            if self._context.schedule.is_full():
+            if self._context.schedule.housekeeping.is_full():
                 self._timer.wake_keeper()
         return results
 
@@ -119,7 +119,7 @@ class Publisher:
             raise InvalidMessage(f"bucket is one of {', '.join(BUCKETS_MS)}")
         now_ms = self._clock.now_ms()
         self._context.refuse_if_closed()
-        return self._context.schedule.histogram(
+        return self._context.schedule.queries.histogram(
             topic=topic,
             from_ms=0 if from_ms is None else from_ms,
             to_ms=now_ms + DELAY_ACCEPTED_MS_MAX + 1 if to_ms is None else to_ms,
@@ -132,7 +132,7 @@ class Publisher:
         """Returns id, topic and due time of the scheduled message with this id on the topics that a pattern of `topics`
         matches (None: on any), the first to be due if there are several; None if there is none.
         """
-        message = self._context.schedule.find(message_id, scope_of(topics))
+        message = self._context.schedule.queries.find(message_id, scope_of(topics))
         return None if message is None else {"id": message.id, "topic": message.topic, "deliver_at_ms": message.due_ms}
 
     # -- storing -----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Publisher:
             self._count_published(results, batch)
             return results, set(), scheduled_to
         sorting = BatchDestinations(
-            now_ms=now_ms, is_known=self._context.schedule.knows, is_recent=self._state.recent.has
+            now_ms=now_ms, is_known=self._context.schedule.recent.knows, is_recent=self._state.recent.has
         )
         for message in batch:
             problem = self._problem(message, now_ms=now_ms, topics_new=sorting.topics_new, quota=quota)
@@ -201,7 +201,7 @@ class Publisher:
             ]
         for topic in {message.topic for message in stored}:
             self._state.topic(topic)
-        dead = self._context.schedule.canceled_among(stored)
+        dead = self._context.schedule.recent.canceled_among(stored)
         if stored:
             arrived = [stored_record(stored[at], now_ms=now_ms) for at in dead]
             without = frozenset(dead)
@@ -239,7 +239,7 @@ class Publisher:
         return (
             len(set(ids)) == len(ids)
             and not self._state.recent.has_any(ids)
-            and not self._context.schedule.may_know(ids, topics)
+            and not self._context.schedule.recent.may_know(ids, topics)
         )  # fmt: skip
 
     def _append_plain(

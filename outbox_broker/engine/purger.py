@@ -103,7 +103,7 @@ class Purger:
         before_seq, canceled = self._context.schedule.next_seq(), 0
         for _ in range(LOOKS_MAX):
             is_clear = True
-            for ids in self._context.schedule.ids_of(topic, before_seq=before_seq):
+            for ids in self._context.schedule.queries.ids_of(topic, before_seq=before_seq):
                 is_clear = False
                 statuses = self._publisher.cancel(ids, topics=[topic])
                 canceled += sum(status is CancelStatus.CANCELED for status in statuses)
@@ -112,7 +112,7 @@ class Purger:
         # What the dispatcher has claimed is neither scheduled nor in its topic yet: it is waited for.
         schedule = self._context.schedule
         for _ in range(ROUNDS_MAX):
-            if schedule.count_undelivered(topic) <= schedule.count(topic):
+            if schedule.count_undelivered(topic) <= schedule.queries.count(topic):
                 break
             self._publisher.cancel([], topics=[topic])
         return canceled

@@ -134,7 +134,7 @@ class EngineTimer:
             more = False
             try:
                 self._keep_house()
-                more = self._context.schedule.maintain(self._clock.now_ms())
+                more = self._context.schedule.housekeeping.step(self._clock.now_ms())
             except OutboxError as error:
                 if not self._is_closing():
                     logger.warning("housekeeping_failed", extra={"error": str(error)})

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
-from outbox_broker.schedule.damaged_run_salvage import encode_spare
 from outbox_broker.schedule.due_queue import CROWD_MESSAGES
 from outbox_broker.schedule.levels import FINEST, LEVELS, BucketId, place
 from outbox_broker.schedule.schedule_records import RunsAdded
@@ -28,6 +27,7 @@ from outbox_broker.schedule.sorted_run import (
     SortedRun,
     cut,
     encode_run,
+    encode_spare,
     numbers_of,
     stored_columns,
 )

@@ -3,6 +3,8 @@
 All durable data is in segments, on any medium. A message is written to the log, which is synced before
 the response; from memory it is flushed to a bucket with many others, re-filed into finer buckets as its time comes
 nearer (levels), and dispatched when it is due (due_soon). Consumers, HTTP and the clock are outside.
+Below is what happens to a message, in order: it arrives, may be canceled, is dispatched in a batch, which is settled.
+What is asked about messages is in schedule_queries, and what is done beside in schedule_housekeeping.
 Guarantees, each across a kill or a power failure at any point:
 - schedule() returned stored: delivered, unless canceled; dispatched at its due time or later.
 - a batch that was dispatched and not settled by fired() is dispatched again after a restart, the same batch.
@@ -11,29 +13,23 @@ Guarantees, each across a kill or a power failure at any point:
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from outbox_broker.common.cancel_topic_patterns import Scope
 from outbox_broker.journal.journal import Journal
 from outbox_broker.log.disk_reserve import Reserve
-from outbox_broker.schedule.bucket_expansion import BucketExpansion
-from outbox_broker.schedule.bucket_filing import BucketFiling
-from outbox_broker.schedule.cancellation import Cancellation, CancelResult
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_batch import DueBatch
-from outbox_broker.schedule.due_dispatch import BatchClaim, DueDispatch
+from outbox_broker.schedule.due_queue import Piece, TakenMessages
 from outbox_broker.schedule.due_soon import DueSoon
-from outbox_broker.schedule.id_index import IndexMerge
-from outbox_broker.schedule.index_housekeeping import IDS_PREFIX, IndexHousekeeping
-from outbox_broker.schedule.memory_flush import MemoryFlush
-from outbox_broker.schedule.message_intake import MessageIntake
-from outbox_broker.schedule.recent_message_ids import MessageIdentity, RecentMessageIds
-from outbox_broker.schedule.run_quarantine import RunQuarantine
+from outbox_broker.schedule.recent_cancels import CANCEL_RENEWED_MS
+from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
-from outbox_broker.schedule.schedule_housekeeping import Housekeeping
+from outbox_broker.schedule.schedule_housekeeping import IDS_PREFIX, Housekeeping
 from outbox_broker.schedule.schedule_log import (
     FIRST_CHECKPOINT_BYTES_MAX,
     PREFIX,
@@ -42,52 +38,74 @@ from outbox_broker.schedule.schedule_log import (
     records_of,
     resume,
 )
-from outbox_broker.schedule.schedule_search import ScheduledListing, ScheduleSearch
-from outbox_broker.schedule.schedule_statistics import ScheduleStatistics
-from outbox_broker.schedule.segment_garbage import SegmentGarbage
-from outbox_broker.schedule.sorted_run import TimedMessage
+from outbox_broker.schedule.schedule_queries import CoveredTopics, ScheduleQueries
+from outbox_broker.schedule.schedule_records import (
+    FROM_MEMORY,
+    BatchFired,
+    BatchFiredInPart,
+    BatchHanded,
+    Part,
+    ScheduleCanceled,
+    Scheduled,
+)
+from outbox_broker.schedule.schedule_state import ScheduleHandOut
+from outbox_broker.schedule.sorted_run import DUE, ID, TOPIC, Entry, TimedMessage, new_entries, topic_hash
+from outbox_broker.schedule.sorted_run_reader import RunDamaged
 from outbox_broker.segments.port import Segments
 from outbox_core.journal.journal import SegmentDamaged
+from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import CancelStatus, PublishStatus
 
 __all__ = ["BatchClaim", "CancelResult", "DelayOptions", "DelayStore", "DueBatch", "TimedMessage"]
+
+_NO_BATCH: Final = 0
+"""No batch has this number: to settle it changes nothing, and proves that this process can still write."""
+
+
+@dataclass(slots=True)
+class CancelResult:
+    """Result of cancels: the status of each, the topics on which each id is canceled, and the position in the log."""
+
+    statuses: list[CancelStatus]
+    topics: dict[str, set[str]]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class BatchClaim:
+    """A batch whose dispatch is in the log, and durable once commit() has returned: from then on it may leave. If
+    commit() raises, a later claim returns the batch again.
+    """
+
+    batch: DueBatch
+    commit: Callable[[], None]
 
 
 class DelayStore:
     """One schedule on the segments of one owner. Thread-safe; times are UTC milliseconds.
 
-    The owner calls due() and fired() as time passes, and maintain() when nothing is due.
+    The owner calls due() and fired() as time passes, and housekeeping.step() when nothing is due. `queries` finds and
+    counts what is scheduled; `recent` knows which messages have arrived.
+
+    A batch whose dispatch is in the log is in one of two places until it is settled: with the caller of due() or
+    unsettled(), or in the queue of batches that due() returns again. Messages that were taken from the due queue, and
+    whose dispatch is not in the log, are in the due queue again. Both hold whatever error ends a call.
     """
 
     def __init__(self, context: ScheduleContext) -> None:
         """Recover the schedule from the context's segments, which must have no other user. Raises as open() does."""
         self._context = context
-        self._horizon = DueSoon(context, RunQuarantine(context))
-        self._recent = RecentMessageIds(context)
-        merge = IndexMerge()
-        filing = BucketFiling(context.segments, context.state, writers_max=context.options.bucket_writers_max)
-        garbage = SegmentGarbage(context, horizon=self._horizon, merge=merge, filing=filing)
-        index = IndexHousekeeping(
-            context, horizon=self._horizon, recent=self._recent, garbage=garbage, merge=merge
-        )  # fmt: skip
-        self._flush = MemoryFlush(
-            context=context, horizon=self._horizon, recent=self._recent, filing=filing, garbage=garbage, index=index
-        )
-        expansion = BucketExpansion(context=context, horizon=self._horizon, filing=filing, garbage=garbage)
-        self._housekeeping = Housekeeping(
-            context=context, garbage=garbage, flush=self._flush, expansion=expansion, index=index
-        )
-        self._search = ScheduleSearch(context, self._horizon)
-        self._statistics = ScheduleStatistics(context, self._horizon)
-        self._intake = MessageIntake(context, horizon=self._horizon, recent=self._recent)
-        self._cancellation = Cancellation(context, self._search)
-        self._dispatch = DueDispatch(context, self._horizon)
-        segments, index_pieces = _recover_state(context)
-        garbage.add_named_before(index_pieces)
-        self._dispatch.recover()
+        self._horizon = DueSoon(context)
+        self.recent = RecentMessageIds(context)
+        self.queries = ScheduleQueries(context, self._horizon)
+        self.housekeeping = Housekeeping(context, horizon=self._horizon, recent=self.recent)
+        self._claimed: dict[int, Counter[str]] = {}
+        """The topics of the batches that were claimed since the start, and are not settled."""
+        segments, unnamed_pieces = _recover_state(context)
+        # Those that were unsettled when the schedule was last closed, or killed, come again ahead of others.
+        self._again: deque[int] = deque(sorted(context.state.hand_outs))
         self._horizon.rebuild()
-        garbage.finish_empty()
-        index.open(segments)
+        self.housekeeping.open(segments, unnamed_pieces=unnamed_pieces)
 
     @classmethod
     def open(
@@ -100,6 +118,8 @@ class DelayStore:
         """
         return cls(ScheduleContext(segments, options=options, reserve=reserve))
 
+    # -- arrivals ----------------------------------------------------------------------------------------------------
+
     def schedule(self, batch: Sequence[TimedMessage], *, now_ms: int) -> list[PublishStatus]:
         """Schedule messages; returns one status each, in order, once they are durable. Rejected: more than 731 days
         ahead.
@@ -107,10 +127,60 @@ class DelayStore:
         A due time in the past means now. A recent id is a duplicate; a message that was canceled before it arrived is
         reported as stored, and never delivered. Raises StorageFailed with nothing stored.
         """
-        self.make_room(now_ms, fill=1)
+        self.housekeeping.make_room(now_ms, fill=1)
         statuses, place = self.put(batch, now_ms=now_ms)
         self.commit(place)
         return statuses
+
+    def put(self, batch: Sequence[TimedMessage], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
+        """Like schedule(), without waiting for the disk: durable, and to be answered, once commit() of the place
+        returns.
+
+        For callers that hold a lock of their own; they must call housekeeping.make_room() before taking it.
+        """
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            statuses, record = self._decide_arrivals(batch, now_ms=now_ms)
+            place = self._context.log.end
+            if record.entries or record.dead:
+                place = self._context.act(record)
+                self._horizon.add(record.entries)
+            return statuses, place
+
+    def _decide_arrivals(
+        self, batch: Sequence[TimedMessage], *, now_ms: int
+    ) -> tuple[list[PublishStatus], Scheduled]:  # fmt: skip
+        """Decide which messages are stored, duplicates, or canceled in advance."""
+        state, recent = self._context.state, self.recent
+        entries: list[Entry] = []
+        dead: list[TimedMessage] = []
+        statuses: list[PublishStatus] = []
+        canceled, seq = state.canceled, state.next_seq
+        seen: set[tuple[str, str]] = set()
+        latest_ms = now_ms + DELAY_ACCEPTED_MS_MAX
+        ids = [message.id for message in batch]
+        is_plain = batch and max(map(DUE, batch)) <= latest_ms and len(set(ids)) == len(ids)
+        if is_plain and not recent.may_know(ids, map(TOPIC, batch)):
+            return [PublishStatus.STORED] * len(batch), Scheduled(new_entries(batch, first_seq=seq), [], [])
+        for message in batch:
+            topic, message_id = identity = message.topic, message.id
+            is_repeat = identity in seen or canceled.has_stopped(topic, message_id)
+            if message.due_ms > latest_ms:
+                statuses.append(PublishStatus.REJECTED)
+            elif not is_repeat and canceled.will_stop(topic, message_id):
+                statuses.append(PublishStatus.STORED)
+                seen.add(identity)
+                dead.append(message)
+            elif is_repeat or state.known.get(topic, message_id) is not None or recent.has(topic, message_id):
+                statuses.append(PublishStatus.DUPLICATE)
+            else:
+                seen.add(identity)
+                entries += new_entries([message], first_seq=seq)
+                seq += 1
+                statuses.append(PublishStatus.STORED)
+        return statuses, Scheduled(entries, list(map(ID, dead)), list(map(TOPIC, dead)))
+
+    # -- cancels -----------------------------------------------------------------------------------------------------
 
     def cancel(self, ids: Sequence[str], *, now_ms: int, scope: Scope = None) -> list[CancelStatus]:
         """Cancel the messages with these ids on the topics of a scope, durably. If there is none, the cancel is
@@ -120,25 +190,70 @@ class DelayStore:
         self.commit(stopped.place)
         return stopped.statuses
 
-    def put(self, batch: Sequence[TimedMessage], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
-        """Like schedule(), without waiting for the disk: durable, and to be answered, once commit() of the place
-        returns.
-
-        For callers that hold a lock of their own; they must call make_room() before taking it.
-        """
-        return self._intake.put(batch, now_ms=now_ms)
-
     def stop(
         self, ids: Sequence[str], *, now_ms: int, scope: Scope = None, late: Container[str] = ()
     ) -> CancelResult:  # fmt: skip
         """Like cancel(), without waiting for the disk, as put() is to schedule(). For ids in `late` the caller knows of
-        a delivered message within the scope.
+        a delivered message within the scope. Raises StorageFailed.
         """
-        return self._cancellation.stop(ids, now_ms=now_ms, scope=scope, late=late)
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            record = ScheduleCanceled(now_ms, [], [], [], {}, [], scope)
+            covered = CoveredTopics(scope, self._context.state.topics)
+            stopped = CancelResult([], {}, self._context.log.end)
+            decided: dict[str, CancelStatus] = {}
+            for message_id in dict.fromkeys(ids):
+                decided[message_id], stopped.topics[message_id] = self._decide_cancel(
+                    message_id, record, covered=covered, is_late=message_id in late
+                )
+            stopped.statuses.extend(decided[message_id] for message_id in ids)
+            if record.stopped or record.early:
+                stopped.place = self._context.act(record)
+            return stopped
 
-    def commit(self, place: Place | None = None) -> None:
-        """Return once everything up to a place (all, by default) is durable."""
-        self._context.log.commit(place)
+    def _decide_cancel(
+        self, message_id: str, record: ScheduleCanceled, *, covered: CoveredTopics, is_late: bool
+    ) -> tuple[CancelStatus, set[str]]:
+        """Decide one cancel: this id may be waiting, canceled, delivered, or unknown. Also returns the topics on which
+        it is canceled.
+        """
+        remembered = self._context.state.canceled
+        canceled = remembered.topics(message_id, covered.scope)
+        # A repeated cancel holds as long as a first one: otherwise it is answered as remembered and forgotten at once.
+        for topic in remembered.renewable(message_id, covered.scope, before_ms=record.at_ms - CANCEL_RENEWED_MS):
+            record.stopped.append(message_id)
+            record.stopped_topics.append(topic)
+        locations, fired = self.queries.locations(message_id, covered, canceled=canceled)
+        for topic, some in locations.items():
+            alive = [location for location in some if location is None or not location.run.is_gone(location.index)]
+            # Gone and not dispatched: canceled so long ago that the cancel is forgotten. The clock proves nothing here.
+            if not alive and (topic_hash(topic) in fired or any(location and location.has_fired for location in some)):
+                is_late = True
+                continue
+            record.marks.extend((location.run.id, location.index) for location in alive if location is not None)
+            if alive:
+                record.topics[topic] = record.topics.get(topic, 0) + len(alive)
+            if topic not in canceled:
+                canceled.add(topic)
+                record.stopped.append(message_id)
+                record.stopped_topics.append(topic)
+        if canceled:
+            return CancelStatus.CANCELED, canceled
+        if is_late or covered.has_any(fired):
+            return CancelStatus.TOO_LATE, canceled
+        if not remembered.awaits(message_id, covered.scope, since_ms=record.at_ms - CANCEL_RENEWED_MS):
+            record.early.append(message_id)
+        return CancelStatus.UNKNOWN, canceled
+
+    # -- dispatch ----------------------------------------------------------------------------------------------------
+
+    def is_due(self, now_ms: int) -> bool:
+        """Returns whether due() may have something. Takes no lock."""
+        return self.soonest_ms() <= now_ms
+
+    def soonest_ms(self) -> int:
+        """Returns a time before which nothing is due, as far as is known without a lock."""
+        return 0 if self._again else self._horizon.soonest_ms
 
     def due(self, now_ms: int) -> DueBatch | None:
         """Returns a batch of due messages that were not dispatched yet; None if there are none, or too many batches are
@@ -146,130 +261,181 @@ class DelayStore:
 
         The dispatch is durable before this returns: a cancel is too late after that.
         """
-        return self._dispatch.due(now_ms)
+        claim = self.claim(now_ms)
+        if claim is None:
+            return None
+        claim.commit()
+        return claim.batch
 
     def claim(self, until_ms: int) -> BatchClaim | None:
         """Like due(), for messages that are due by a time that may be ahead, without waiting for the disk: they may
         leave once the claim is committed, each when it is due. A cancel is too late from the claim on. Batches that
-        were unsettled come first, whatever the time.
+        were unsettled come first, whatever the time: they may have been claimed ahead, too.
         """
-        return self._dispatch.claim(until_ms)
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            batch = self._hand_again()
+            if batch is None and len(self._context.state.hand_outs) < self._context.options.hand_outs_max:
+                batch = self._hand_next(until_ms)
+            place = self._context.log.end
+        return None if batch is None else BatchClaim(batch, lambda: self._commit_claim(batch, place))
 
     def unsettled(self) -> list[DueBatch]:
-        """Returns the batches left unsettled by the last close or kill; due() skips them from then on."""
-        return self._dispatch.unsettled()
+        """Returns the batches left unsettled by the last close or kill; due() skips them from then on.
 
-    def is_due(self, now_ms: int) -> bool:
-        """Returns whether due() may have something. Takes no lock."""
-        return self._dispatch.is_due(now_ms)
+        For an owner that nobody can replace. It writes nothing, so that a schedule opens on a full disk.
+        """
+        batches: list[DueBatch] = []
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            while (batch := self._next_again()) is not None:
+                self._again.popleft()
+                batches.append(batch)
+        return batches
 
-    def soonest_ms(self) -> int:
-        """Returns a time before which nothing is due, as far as is known without a lock."""
-        return self._dispatch.soonest_ms()
+    def count_undelivered(self, topic: str, *, after: int = -1) -> int:
+        """Returns how many messages of a topic are scheduled, or in batches behind this number that are not settled."""
+        with self._context.lock:
+            claimed = (topics[topic] for number, topics in self._claimed.items() if number > after)
+            return self._context.state.topics[topic] + sum(claimed)
+
+    def _commit_claim(self, batch: DueBatch, place: Place) -> None:
+        """Make the dispatch of a batch durable; if that fails it was returned to nobody, and comes again."""
+        try:
+            self._context.log.commit(place)
+        except BaseException:
+            with self._context.lock:
+                self._again.appendleft(batch.number)
+            raise
+
+    def _hand_next(self, now_ms: int) -> DueBatch | None:
+        self._horizon.advance(now_ms)
+        try:
+            batch = self._take(now_ms)
+        except BaseException:
+            self._horizon.rebuild()  # what was taken from the queue may not be dispatched
+            raise
+        self._horizon.update_soonest()
+        return batch
+
+    def _take(self, now_ms: int) -> DueBatch | None:
+        """Take a batch from the due queue, and log its dispatch."""
+        while True:
+            try:
+                taken = self._horizon.take(now_ms)
+                batch = self._batch(taken, number=self._context.state.next_batch)
+            except RunDamaged as damage:
+                self._horizon.quarantine(damage)
+                self._horizon.advance(now_ms)
+                continue
+            if not taken.parts:
+                return None
+            parts = [_part(part) for part in taken.parts]
+            topics = self._claimed[batch.number] = Counter(batch.topics)
+            self._context.act(BatchHanded(batch.number, parts, topics))
+            if len(batch):
+                return batch
+            # All of it was canceled. If it cannot be settled now, the next call does so.
+            self._again.append(batch.number)
+            self._settle_first_of_again()
+
+    def _settle_first_of_again(self) -> None:
+        """Settle a batch without messages."""
+        self._context.act(BatchFired(self._again[0]))
+        self._claimed.pop(self._again.popleft(), None)
+
+    def _batch(self, taken: TakenMessages, *, number: int) -> DueBatch:
+        """Returns the messages taken that were not canceled, in order: parts arrive lane by lane."""
+        batch = DueBatch(number)
+        for part in taken.parts:
+            if isinstance(part, Entry):
+                batch.add_entry(part)
+            else:
+                run = part.run
+                columns, stored = self._context.reader.columns(run), self._context.reader.messages(run)
+                batch.add_piece(columns, stored, gone=run.gone, start=part.start, stop=part.stop)
+        if taken.is_mixed:
+            batch.sort()
+        return batch
+
+    def _hand_again(self) -> DueBatch | None:
+        """Returns the next unsettled batch, and logs a record for it: a process that was replaced must learn so before
+        it dispatches, and the dispatch itself was logged by an earlier one, perhaps ahead of the due time.
+        """
+        while (batch := self._next_again()) is not None:
+            if len(batch):
+                self._context.act(BatchFired(_NO_BATCH))
+                self._again.popleft()
+                return batch
+            self._settle_first_of_again()
+        return None
+
+    def _next_again(self) -> DueBatch | None:
+        """Returns the batch that was unsettled first when the schedule was last closed, or killed, with the same
+        content; None if all of them were settled meanwhile.
+        """
+        while self._again:
+            out = self._context.state.hand_outs.get(self._again[0])
+            if out is None:
+                self._again.popleft()
+                continue
+            try:
+                batch = self._batch(self._taken_in(out), number=out.batch)
+                if out.done:
+                    batch = batch.without({index for index, seq in enumerate(batch.seqs) if seq in out.done})
+                self._claimed[out.batch] = Counter(batch.topics)
+                return batch
+            except RunDamaged as damage:
+                self._horizon.quarantine(damage)
+        return None
+
+    def _taken_in(self, out: ScheduleHandOut) -> TakenMessages:
+        taken = TakenMessages()
+        for run_id, start, stop in out.parts:
+            if run_id == FROM_MEMORY:
+                taken.add(out.entries[start])
+            else:
+                run = self._context.state.run(run_id)[1]
+                if not run.is_unreadable:
+                    taken.add(Piece(run, start, stop))
+        return taken
+
+    # -- settlement --------------------------------------------------------------------------------------------------
 
     def fired(self, number: int, *, again: Sequence[TimedMessage] = ()) -> None:
         """Settle a batch as delivered, except for messages to be dispatched `again` at the due times given with them.
 
         Durable with the next durable write. A batch that is not unsettled is ignored.
         """
-        self._dispatch.fired(number, again=again)
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            if number in self._context.state.hand_outs:
+                entries = new_entries(again, first_seq=self._context.state.next_seq)
+                self._context.act(BatchFired(number, entries))
+                self._claimed.pop(number, None)
+                self._horizon.add(entries)
 
     def fired_in_part(self, number: int, *, done: Sequence[int], again: Sequence[TimedMessage] = ()) -> None:
         """Like fired() for those messages of a batch that arrived as `done`: the others stay unsettled, in their order.
         The caller may go on with them until the schedule is closed; opened anew, the batch comes again without these.
         """
-        self._dispatch.fired_in_part(number, done=done, again=again)
+        with self._context.lock:
+            self._context.refuse_if_closed()
+            if number in self._context.state.hand_outs:
+                entries = new_entries(again, first_seq=self._context.state.next_seq)
+                self._context.act(BatchFiredInPart(number, list(done), entries))
+                self._horizon.add(entries)
 
-    def maintain(self, now_ms: int) -> bool:
-        """Do one step of housekeeping; True if more remains. Safe to interrupt anywhere.
+    # -- the whole of it ---------------------------------------------------------------------------------------------
 
-        Raises StorageFailed with nothing lost; the step is repeated then.
-        """
-        return self._housekeeping.step(now_ms)
-
-    def is_full(self) -> bool:
-        """Returns whether memory should be flushed. Takes no lock."""
-        return self._flush.is_full()
-
-    def make_room(self, now_ms: int, *, fill: float | None = None) -> None:
-        """Flush memory if it is at `fill` times its limits (the option `fill_max` by default), before more is accepted.
-        Raises StorageFailed.
-
-        May take long: call it without holding the lock, or one of your own.
-        """
-        self._flush.make_room(now_ms, fill=self._context.options.fill_max if fill is None else fill)
-
-    def may_know(self, ids: Sequence[str], topics: Iterable[str]) -> bool:
-        """Returns whether any message with these ids on these topics may be known. Takes no lock.
-
-        Every id is searched in the places through which it moves, in that order, so that none is missed in transit.
-        """
-        return self._recent.may_know(ids, topics)
-
-    def knows(self, topic: str, message_id: str) -> bool:
-        """Returns whether this message is waiting, was dispatched recently, or was canceled. Takes no lock."""
-        return self._recent.knows(topic, message_id)
-
-    def canceled_among(self, messages: Sequence[MessageIdentity]) -> list[int]:
-        """Returns the indexes of messages that were canceled, as far as remembered. Takes no lock."""
-        return self._recent.canceled_among(messages)
-
-    def find(self, message_id: str, scope: Scope = None) -> ScheduledListing | None:
-        """Returns the scheduled message with this id on the topics of a scope, the first to be due if there are
-        several; None if there is none, or it was dispatched or canceled.
-        """
-        return self._search.find(message_id, scope)
-
-    def read(self, message_id: str, scope: Scope = None) -> TimedMessage | None:
-        """Returns the message that find() finds, with its payload."""
-        return self._search.read(message_id, scope)
-
-    def ids_of(self, topic: str, *, before_seq: int) -> Iterator[list[str]]:
-        """Yields the ids of a topic's scheduled messages with arrival numbers below `before_seq`, in pages.
-
-        The caller may cancel the ids of a page before it requests the next. Messages moved to another bucket meanwhile
-        may be missed.
-        """
-        return self._search.ids_of(topic, before_seq=before_seq)
-
-    def count(self, topic: str | None = None) -> int:
-        """Returns how many messages are scheduled, of a topic or in all."""
-        return self._statistics.count(topic)
-
-    def count_undelivered(self, topic: str, *, after: int = -1) -> int:
-        """Returns how many messages of a topic are scheduled, or in batches behind this number that are not settled."""
-        return self._dispatch.count(topic, after=after)
-
-    def topics(self) -> dict[str, int]:
-        """Returns how many messages are scheduled, by topic."""
-        return self._statistics.topics()
+    def commit(self, place: Place | None = None) -> None:
+        """Return once everything up to a place (all, by default) is durable."""
+        self._context.log.commit(place)
 
     def next_seq(self) -> int:
         """Returns the arrival number of the next message."""
         with self._context.lock:
             return self._context.state.next_seq
-
-    def histogram(self, *, topic: str | None, from_ms: int, to_ms: int, bucket_ms: int) -> list[tuple[int, int]]:
-        """Returns (start, number of messages due) for each non-empty `bucket_ms` of [from_ms, to_ms).
-
-        Reads columns only, and blocks nothing: messages dispatched during the read may be counted or not.
-        """
-        return self._statistics.histogram(topic=topic, from_ms=from_ms, to_ms=to_ms, bucket_ms=bucket_ms)
-
-    def due_within(self, spans_ms: Sequence[int], *, now_ms: int) -> list[int]:
-        """Returns how many messages are due within each ascending span from now; and last, the total.
-
-        Only runs that cross the end of a span are read.
-        """
-        return self._statistics.due_within(spans_ms, now_ms=now_ms)
-
-    def next_due_ms(self) -> int | None:
-        """Returns a time before which nothing is due; None if nothing is scheduled."""
-        return self._statistics.next_due_ms()
-
-    def figures(self) -> dict[str, int]:
-        """Returns sizes, for operators."""
-        return self._statistics.figures()
 
     def limit_memory(self, *, bytes_max: int, messages_max: int, log_bytes_max: int) -> None:
         """Change the limits of messages in memory, and of the log; what is above them is flushed by the next step of
@@ -304,6 +470,12 @@ class DelayStore:
             self._context.is_closed = True
         self._context.log.commit()
         self._context.log.seal()
+
+
+def _part(part: Piece | Entry) -> Part:
+    if isinstance(part, Entry):
+        return (FROM_MEMORY, part.seq, 0)
+    return (part.run.id, part.start, part.stop)
 
 
 def _recover_state(context: ScheduleContext) -> tuple[set[str], list[str]]:

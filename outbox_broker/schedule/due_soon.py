@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from outbox_broker.schedule.due_queue import DueQueue, TakenMessages
 from outbox_broker.schedule.levels import BucketId, is_to_fire
-from outbox_broker.schedule.run_quarantine import RunQuarantine
 from outbox_broker.schedule.schedule_context import ScheduleContext
-from outbox_broker.schedule.schedule_records import RunsAdded
-from outbox_broker.schedule.sorted_run import DUE, Entry
+from outbox_broker.schedule.schedule_records import Quarantined, RunsAdded
+from outbox_broker.schedule.sorted_run import DUE, Entry, SortedRun
 from outbox_broker.schedule.sorted_run_reader import RunDamaged
+from outbox_core.runtime.event_logger import EventLogger
+
+logger: EventLogger = EventLogger(__name__)
 
 NEAR_MS: Final = 120_000
 """Messages in memory that are due later than this wait in a plain list, outside the queue's heap."""
@@ -20,9 +23,8 @@ NEAR_MS: Final = 120_000
 class DueSoon:
     """The due queue and what feeds it. All but `soonest_ms` and set_aside() is used under `lock`."""
 
-    def __init__(self, context: ScheduleContext, quarantine: RunQuarantine) -> None:
+    def __init__(self, context: ScheduleContext) -> None:
         self._context = context
-        self._quarantine = quarantine
         self.soonest_ms = 0
         """A time before which nothing is due, for readers without the lock."""
         self._reset()
@@ -149,9 +151,19 @@ class DueSoon:
     # -- damage ------------------------------------------------------------------------------------------------------
 
     def quarantine(self, damage: RunDamaged) -> None:
-        """Exclude the unreadable messages of a run from dispatch; everything else continues. Raises StorageFailed."""
+        """Exclude the unreadable messages of a run from dispatch; everything else continues. Raises StorageFailed with
+        nothing excluded.
+        """
+        run, lost = damage.run, damage.lost
+        indexes = range(run.taken, run.count) if lost is None else [index for index in lost if index >= run.taken]
+        waiting = [index for index in indexes if not run.is_gone(index)]
+        logger.critical(
+            "run_quarantined",
+            extra={"segment": run.segment, "run": run.id, "messages": len(waiting), "error": str(damage)},
+        )
         try:
-            self._quarantine.add(damage)
+            self._context.act(Quarantined(run.id, lost, self._topics_of(run, waiting)))
+            self._context.reader.forget(run)
         finally:
             self.rebuild()  # what was taken from the queue, and is not dispatched, is in it again
 
@@ -160,3 +172,11 @@ class DueSoon:
         with self._context.lock:
             if damage.run.id in self._context.state.bucket_of:
                 self.quarantine(damage)
+
+    def _topics_of(self, run: SortedRun, indexes: Sequence[int]) -> dict[str, int]:
+        """Returns the number of these messages by topic; empty if that is unreadable too."""
+        try:
+            columns = self._context.reader.read_columns(run)
+        except RunDamaged:
+            return {} if run.topic is None else {run.topic: len(indexes)}
+        return dict(Counter(columns.topics[columns.topic[index]] for index in indexes))

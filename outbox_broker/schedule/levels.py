@@ -11,7 +11,7 @@ Pure; the clock is an argument, and a slot is an integer division of UTC millise
 After the sliding multi-level schedule that Ctrip built on BookKeeper. The barrier of L1w, L1d and L1h is twice the
 bucket's length, so that direct writes to a bucket end one length before it begins, which is when it is sealed and
 re-filed into finer levels. A message is re-filed at most three times; a bucket of few messages is not, but dispatched
-from where it is (bucket_expansion).
+from where it is.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class ScheduleRunner:
     def wake(self) -> None:
         """Signal that something was scheduled, which may be due earlier than all else, or fill the memory."""
         self._delivery.wake(before_ms=self._schedule.soonest_ms() - self._claim_ahead_ms // 2)
-        if self._schedule.is_full():
+        if self._schedule.housekeeping.is_full():
             self._housekeeping.wake()
 
     def turn(self) -> int:
@@ -203,7 +203,7 @@ class ScheduleRunner:
 
     def keep(self) -> int:
         """Do one step of housekeeping; returns how long to wait then, in milliseconds."""
-        return 0 if self._schedule.maintain(self._clock.now_ms()) else PAUSE_MS_MAX
+        return 0 if self._schedule.housekeeping.step(self._clock.now_ms()) else PAUSE_MS_MAX
 
     def overdue_ms(self) -> int:
         """Returns for how long the longest due message that was claimed has not been delivered; 0 if none waits."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from outbox_broker.schedule.damaged_run_salvage import Spare
 from outbox_broker.schedule.schedule_state import ScheduleState
-from outbox_broker.schedule.sorted_run import Columns, SortedRun, StoredRun, decode_columns, decode_messages
+from outbox_broker.schedule.sorted_run import Columns, SortedRun, Spare, StoredRun, decode_columns, decode_messages
 from outbox_broker.segments.port import RecordDamaged, SegmentReader, read_record
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger

@@ -58,13 +58,13 @@ def drained(engine: Engine, *, topic: str = TOPIC) -> list[str]:
 
 def settle(engine: Engine, clock: ManualClock) -> None:
     """All housekeeping of the schedule that is to be done now."""
-    while engine.context.schedule.maintain(clock.now_ms()):
+    while engine.context.schedule.housekeeping.step(clock.now_ms()):
         pass
 
 
 def flush(engine: Engine, clock: ManualClock) -> None:
     """What the schedule has in memory goes to its buckets."""
-    engine.context.schedule.make_room(clock.now_ms(), fill=0)
+    engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
 
 
 def bucket_levels(folder: Path) -> set[str]:
@@ -192,12 +192,12 @@ def test_memory_and_files_do_not_grow_with_what_is_scheduled(
             [message(f"m{number + at}", deliver_at_ms=clock.now_ms() + random.randrange(DELAY_MAX_MS))
              for at in range(100)]
         )  # fmt: skip
-        assert engine.context.schedule.figures()["in_memory"] <= 2 * 500 + 100
+        assert engine.context.schedule.queries.figures()["in_memory"] <= 2 * 500 + 100
 
     settle(engine, clock)
     assert engine.log_figures()["scheduled"] == 6_000
     assert sum(count for _, count in engine.publisher.scheduled(bucket="day")) == 6_000
-    assert engine.context.schedule.figures()["buckets"] <= BUCKETS_MAX
+    assert engine.context.schedule.queries.figures()["buckets"] <= BUCKETS_MAX
     assert len(list((folder / "schedule").glob("l*.segment"))) <= BUCKETS_MAX + 2
 
 

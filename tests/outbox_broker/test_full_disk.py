@@ -101,7 +101,7 @@ def test_what_falls_due_on_a_full_disk_leaves_room_for_its_acknowledgements_and_
 ) -> None:
     engine = Engine.open(disk / "data", clock=clock, options=OPTIONS)
     due = publish(engine.publisher.publish, messages("due", 2_000, deliver_at_ms=clock.now_ms() + HOUR_MS))
-    while engine.context.schedule.maintain(clock.now_ms()):
+    while engine.context.schedule.housekeeping.step(clock.now_ms()):
         pass
     fill(disk)
     clock.advance(HOUR_MS)
@@ -113,7 +113,7 @@ def test_what_falls_due_on_a_full_disk_leaves_room_for_its_acknowledgements_and_
             break
         clock.advance(60_001)
         engine.retention.drop_outdated()
-        engine.context.schedule.maintain(clock.now_ms())
+        engine.context.schedule.housekeeping.step(clock.now_ms())
 
     assert sorted(came) == sorted(due)
     engine.close()

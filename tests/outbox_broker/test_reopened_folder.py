@@ -56,7 +56,7 @@ def _schedule(engine: Engine, clock: ManualClock) -> None:
     """s0 to s5 are due in a day, of which s1 is canceled before and s2 after they are in a bucket; `soon` falls due."""
     publish(engine, *(message(f"s{number}", due_ms=BEGUN_MS + DAY_MS) for number in range(5)))
     assert engine.publisher.cancel(["s1", "early"]) == ["canceled", "unknown"]
-    engine.context.schedule.make_room(clock.now_ms(), fill=0)
+    engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
     assert engine.publisher.cancel(["s2"]) == ["canceled"]
     publish(engine, message("s5", due_ms=BEGUN_MS + DAY_MS), message("soon", due_ms=BEGUN_MS + 10_000))
 

@@ -121,7 +121,7 @@ def test_a_flipped_bit_of_all_copies_costs_one_message_and_the_schedule_goes_on(
     successor = DelayStore.open(store)
 
     assert drain(successor, NOW_MS + 3 * DAY_MS) == ["d1-0", "d1-2", "d2-0", "d2-1", "d2-2"]
-    assert successor.figures()["quarantined_messages"] == 1
+    assert successor.queries.figures()["quarantined_messages"] == 1
     store.close()
 
 

@@ -137,13 +137,13 @@ def drain(schedule: DelayStore, now_ms: int) -> list[str]:
 
 def settle(schedule: DelayStore, now_ms: int) -> None:
     """All housekeeping that is to be done now."""
-    while schedule.maintain(now_ms):
+    while schedule.housekeeping.step(now_ms):
         pass
 
 
 def flush(schedule: DelayStore, now_ms: int) -> None:
     """What is in memory goes to buckets."""
-    schedule.make_room(now_ms, fill=0)
+    schedule.housekeeping.make_room(now_ms, fill=0)
 
 
 def recorded(opened: Opened) -> ScheduleState:

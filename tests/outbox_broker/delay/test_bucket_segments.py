@@ -79,8 +79,8 @@ def test_a_bucket_has_few_segments_after_many_openings_and_all_its_messages_in_o
     there = {info.name for info in reopened.segments.list() if not info.name.startswith(("log-", "ids-"))}
     assert there == set(bucket.segments)
     schedule = reopened.open()
-    assert schedule.count() == len(stored)
-    assert schedule.find(stored[0]) is not None
+    assert schedule.queries.count() == len(stored)
+    assert schedule.queries.find(stored[0]) is not None
     assert drain(schedule, DUE_MS + DAY_MS) == stored
     reopened.drop()
 
@@ -138,7 +138,7 @@ def test_a_bucket_whose_segments_are_too_large_to_merge_keeps_no_other_from_it()
     }  # fmt: skip
     assert counts[True] == 5
     assert counts[False] <= 3
-    assert schedule.count() == 35
+    assert schedule.queries.count() == 35
     opened.drop()
 
 
@@ -159,7 +159,7 @@ def test_a_merge_that_dies_at_any_call_loses_nothing_and_repeats_nothing(tmp_pat
         except Killed:
             storage[0] = None
             schedule = opened.open()
-            assert schedule.count() == len(stored), at
+            assert schedule.queries.count() == len(stored), at
             settle(schedule, NOW_MS)
             assert drain(schedule, DUE_MS + DAY_MS) == stored, at
             opened.drop()
@@ -196,11 +196,11 @@ def test_two_years_of_buckets_take_little_more_than_their_messages_after_opening
         settle(schedule, NOW_MS)
 
     assert opened.schedule is not None
-    assert opened.schedule.figures()["buckets"] > 100
+    assert opened.schedule.queries.figures()["buckets"] > 100
     live_bytes = sum(len(one.payload) + len(one.id) for one in stored)
     disk_bytes = sum(path.stat().st_size for path in folder.iterdir())
     assert disk_bytes <= 3 * live_bytes
-    assert opened.schedule.count() == len(stored)
+    assert opened.schedule.queries.count() == len(stored)
     due_ms = NOW_MS + 732 * DAY_MS
     came: list[TimedMessage] = []
     while (batch := opened.schedule.due(due_ms)) is not None:

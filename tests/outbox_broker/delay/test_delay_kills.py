@@ -113,7 +113,7 @@ def check(opened: Opened, told: Told) -> None:
     assert told.too_late - told.fired <= set(came), "too late, and lost"
     assert told.out - told.fired <= set(came), "handed out, not settled, and lost"
     schedule.close()
-    assert opened.open().count() == 0
+    assert opened.open().queries.count() == 0
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from outbox_broker.log.storage import DiskStorage
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.delay_store import DueBatch, TimedMessage
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
-from outbox_broker.schedule.schedule_search import ScheduledListing
+from outbox_broker.schedule.schedule_queries import ScheduledListing
 from outbox_core.messages.limits import DELAY_MAX_MS
 from tests.outbox_broker.delay.conftest import (
     DAY_MS,
@@ -211,7 +211,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 30))
     def maintain(self, steps: int) -> None:
         for _ in range(steps):
-            self._schedule.maintain(self.now_ms)
+            self._schedule.housekeeping.step(self.now_ms)
 
     @rule()
     def settle_everything(self) -> None:
@@ -229,13 +229,15 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        found = self._schedule.histogram(topic=None, from_ms=0, to_ms=1 << 60, bucket_ms=DAY_MS)
-        assert sum(count for _, count in found) == len(self.waiting) == self._schedule.count()
+        found = self._schedule.queries.histogram(topic=None, from_ms=0, to_ms=1 << 60, bucket_ms=DAY_MS)
+        assert sum(count for _, count in found) == len(self.waiting) == self._schedule.queries.count()
         within = [sum(due_ms <= self.now_ms + span_ms for due_ms, _ in self.waiting.values()) for span_ms in SPANS_MS]
-        assert self._schedule.due_within(SPANS_MS, now_ms=self.now_ms) == [*within, len(self.waiting)]
+        assert self._schedule.queries.due_within(SPANS_MS, now_ms=self.now_ms) == [*within, len(self.waiting)]
         for (topic, message_id), (due_ms, _) in list(self.waiting.items())[-3:]:
-            assert self._schedule.find(message_id, (topic,)) == ScheduledListing(message_id, topic, max(0, due_ms))
-            first = self._schedule.find(message_id)
+            assert self._schedule.queries.find(message_id, (topic,)) == ScheduledListing(
+                message_id, topic, max(0, due_ms)
+            )
+            first = self._schedule.queries.find(message_id)
             assert first is not None
             assert first.due_ms <= max(0, due_ms)
 

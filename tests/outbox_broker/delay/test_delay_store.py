@@ -47,7 +47,7 @@ def test_what_is_due_comes_in_order_of_due_time_then_arrival_and_never_early(
     assert drain(schedule, NOW_MS) == ["past"]
     assert drain(schedule, NOW_MS + 1) == ["a"]
     assert drain(schedule, NOW_MS + 10) == ["b2", "b1", "c"]
-    assert schedule.count() == 0
+    assert schedule.queries.count() == 0
 
 
 def test_two_years_and_not_a_millisecond_more(opened: Opened) -> None:
@@ -91,7 +91,7 @@ def test_what_fell_due_while_nobody_ran_fires_in_order_from_whatever_level_it_st
     assert drain(schedule, NOW_MS + 299 * DAY_MS) == [f"m{one}" for one in sorted(ahead)[:-1]]
     assert drain(schedule, NOW_MS + 301 * DAY_MS) == [f"m{300 * DAY_MS}"]
     settle(schedule, NOW_MS + 301 * DAY_MS)
-    assert schedule.figures()["buckets"] == 0
+    assert schedule.queries.figures()["buckets"] == 0
 
 
 def test_segments_behind_are_deleted(opened: Opened) -> None:
@@ -116,7 +116,7 @@ def test_a_schedule_over_two_years_is_at_most_286_buckets_however_many_messages(
     put(schedule, NOW_MS, *(timed(f"m{number}", NOW_MS + one) for number, one in enumerate(ahead)))
     flush(schedule, NOW_MS)
 
-    assert 270 <= schedule.figures()["buckets"] <= BUCKETS_MAX
+    assert 270 <= schedule.queries.figures()["buckets"] <= BUCKETS_MAX
 
 
 def test_after_a_restart_a_batch_that_was_out_comes_again_whole_and_a_settled_one_does_not(opened: Opened) -> None:
@@ -185,8 +185,8 @@ def test_a_canceled_message_never_comes_and_canceling_it_again_says_the_same(
         schedule = opened.open()
 
     assert schedule.cancel(["a", "far"], now_ms=NOW_MS) == ["canceled", "canceled"]
-    assert schedule.find("a") is None
-    assert schedule.count() == 1
+    assert schedule.queries.find("a") is None
+    assert schedule.queries.count() == 1
     assert drain(schedule, NOW_MS + 100 * DAY_MS) == ["b"]
 
 
@@ -204,7 +204,7 @@ def test_a_cancel_holds_for_both_copies_of_a_message_that_was_repeated_after_its
     assert schedule.cancel(["twice"], now_ms=NOW_MS) == ["canceled"]
 
     assert drain(schedule, NOW_MS + 40 * DAY_MS) == [f"m{number}" for number in range(5)]
-    assert schedule.count() == 0
+    assert schedule.queries.count() == 0
 
 
 def test_a_message_is_canceled_on_whatever_level_it_stands(opened: Opened) -> None:
@@ -315,7 +315,7 @@ def test_a_batch_whose_messages_were_all_canceled_holds_nothing_up(opened: Opene
 
     assert drain(schedule, NOW_MS) == ["m4"]
     settle(schedule, NOW_MS + MINUTE_MS)
-    assert schedule.figures()["buckets"] == 0
+    assert schedule.queries.figures()["buckets"] == 0
 
 
 # -- duplicates ----------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_what_fires_when_is_counted_per_minute_hour_and_day_by_topic(opened: Ope
     schedule.cancel(["gone"], now_ms=NOW_MS)
 
     def counts(bucket_ms: int, topic: str | None = None, to_ms: int = day_ms + DAY_MS) -> list[tuple[int, int]]:
-        found = schedule.histogram(topic=topic, from_ms=day_ms, to_ms=to_ms, bucket_ms=bucket_ms)
+        found = schedule.queries.histogram(topic=topic, from_ms=day_ms, to_ms=to_ms, bucket_ms=bucket_ms)
         return [((start_ms - day_ms) // bucket_ms, count) for start_ms, count in found]
 
     assert counts(MINUTE_MS) == [(0, 2), (1, 1), (60, 1)]
@@ -385,27 +385,27 @@ def test_what_fires_when_is_counted_per_minute_hour_and_day_by_topic(opened: Ope
     assert counts(DAY_MS, to_ms=1 << 60) == [(0, 4), (40, 1)]
     assert counts(DAY_MS, topic="u", to_ms=1 << 60) == [(0, 1)]
     assert counts(DAY_MS, topic="nobody") == []
-    assert schedule.topics() == {"t": 4, "u": 1}
-    assert (schedule.count(), schedule.count("u"), schedule.count("nobody")) == (5, 1, 0)
-    found = schedule.find("c")
+    assert schedule.queries.topics() == {"t": 4, "u": 1}
+    assert (schedule.queries.count(), schedule.queries.count("u"), schedule.queries.count("nobody")) == (5, 1, 0)
+    found = schedule.queries.find("c")
     assert found is not None
     assert (found.topic, found.due_ms) == ("u", day_ms + MINUTE_MS)
-    assert schedule.find("gone") is None
-    assert schedule.next_due_ms() in {day_ms, day_ms + 1}
+    assert schedule.queries.find("gone") is None
+    assert schedule.queries.next_due_ms() in {day_ms, day_ms + 1}
 
 
 def test_the_next_due_time_is_known_wherever_the_message_stands(opened: Opened) -> None:
     schedule = opened.open()
-    assert schedule.next_due_ms() is None
+    assert schedule.queries.next_due_ms() is None
 
     put(schedule, NOW_MS, timed("far", NOW_MS + 50 * DAY_MS))
-    assert schedule.next_due_ms() == NOW_MS + 50 * DAY_MS
+    assert schedule.queries.next_due_ms() == NOW_MS + 50 * DAY_MS
     flush(schedule, NOW_MS)
     put(schedule, NOW_MS, timed("near", NOW_MS + 50))
-    assert schedule.next_due_ms() == NOW_MS + 50
+    assert schedule.queries.next_due_ms() == NOW_MS + 50
     assert drain(schedule, NOW_MS + 50) == ["near"]
 
-    assert schedule.next_due_ms() == NOW_MS + 50 * DAY_MS
+    assert schedule.queries.next_due_ms() == NOW_MS + 50 * DAY_MS
 
 
 # -- the id index --------------------------------------------------------------------------------------------------
@@ -416,12 +416,12 @@ def test_ids_are_found_while_the_index_is_merged_and_after_a_restart(opened: Ope
     ids = [f"m{number}" for number in range(6_000)]
     for start in range(0, len(ids), 100):
         put(schedule, NOW_MS, *(timed(one, NOW_MS + 5 * DAY_MS + len(one)) for one in ids[start : start + 100]))
-        schedule.maintain(NOW_MS)
+        schedule.housekeeping.step(NOW_MS)
     settle(schedule, NOW_MS)
     flush(schedule, NOW_MS)
 
-    assert schedule.figures()["id_index_pieces"] <= 4
-    assert all(schedule.find(one) is not None for one in ids)
+    assert schedule.queries.figures()["id_index_pieces"] <= 4
+    assert all(schedule.queries.find(one) is not None for one in ids)
     schedule = opened.open()
     assert set(schedule.cancel(ids[::2], now_ms=NOW_MS)) == {"canceled"}
     assert schedule.cancel(["m6000"], now_ms=NOW_MS) == ["unknown"]
@@ -435,7 +435,7 @@ def test_pieces_merged_twice_in_a_row_do_not_overwrite_each_other(opened: Opened
         flush(schedule, NOW_MS)
 
     settle(schedule, NOW_MS)
-    assert schedule.figures()["id_index_pieces"] == 1
+    assert schedule.queries.figures()["id_index_pieces"] == 1
     flush(schedule, NOW_MS)  # from here on the merges count
     schedule = opened.open()
 
@@ -472,15 +472,15 @@ def test_a_lower_limit_of_the_log_has_it_flushed_by_housekeeping_and_begun_anew(
     schedule = opened.open()
     put(schedule, NOW_MS, *(timed(f"m{number}", NOW_MS + DAY_MS) for number in range(50)))
     settle(schedule, NOW_MS)
-    assert schedule.figures()["buckets"] == 0
+    assert schedule.queries.figures()["buckets"] == 0
 
     schedule.limit_memory(bytes_max=10**9, messages_max=10**9, log_bytes_max=1_000)
     settle(schedule, NOW_MS)
 
-    assert schedule.figures()["buckets"] == 1
+    assert schedule.queries.figures()["buckets"] == 1
     assert recorded(opened).pending == {}
     flush(schedule, NOW_MS)
-    assert schedule.figures()["log_bytes"] < 2_000, "two checkpoints, and a flush"
+    assert schedule.queries.figures()["log_bytes"] < 2_000, "two checkpoints, and a flush"
 
 
 @pytest.mark.parametrize(("store", "is_restarted"), [("local", False), ("ledgers", False), ("ledgers", True)])
@@ -496,13 +496,13 @@ def test_a_log_is_flushed_once_its_records_reach_its_limit_whatever_a_store_adds
         settle(schedule, NOW_MS)
 
     put_one_by_one(*range(40), in_days=1)
-    assert schedule.figures()["buckets"] == 0, "5,400 bytes"
+    assert schedule.queries.figures()["buckets"] == 0, "5,400 bytes"
     if is_restarted:  # on ledgers, where it goes on in the log that it finds
         schedule = opened.open()
     put_one_by_one(*range(40, 80), in_days=1)
-    assert schedule.figures()["buckets"] == 1
+    assert schedule.queries.figures()["buckets"] == 1
     put_one_by_one(*range(80, 85), in_days=20)
-    assert schedule.figures()["buckets"] == 1, "it begins anew"
+    assert schedule.queries.figures()["buckets"] == 1, "it begins anew"
     opened.drop()
 
 
@@ -516,7 +516,7 @@ def test_a_schedule_opens_on_a_full_disk_and_proves_its_log_when_there_is_room(o
 
     schedule = opened.open(storage=disk)
 
-    assert schedule.count() == 1
+    assert schedule.queries.count() == 1
     disk.mend()
     assert drain(schedule, NOW_MS) == ["a"]
     put(opened.open(), NOW_MS, timed("b", NOW_MS))
@@ -538,7 +538,7 @@ def test_a_full_disk_refuses_what_comes_keeps_what_is_and_goes_on_when_there_is_
         with pytest.raises(StorageFailed):
             schedule.cancel(["m0"], now_ms=NOW_MS)
         with pytest.raises(StorageFailed):
-            schedule.maintain(NOW_MS)
+            schedule.housekeeping.step(NOW_MS)
     disk.mend()
 
     put(schedule, NOW_MS, timed("taken", NOW_MS + 9))
@@ -603,7 +603,7 @@ def test_a_flipped_bit_costs_its_message_alone_and_is_said_and_everything_else_f
     came.remove("d2-1")
     assert drain(schedule, NOW_MS + 4 * DAY_MS) == came
     for one in (schedule, opened.open()):
-        figures = one.figures()
+        figures = one.queries.figures()
         assert (figures["quarantined_runs"], figures["quarantined_messages"], figures["scheduled"]) == (1, 1, 0)
     [told] = [one for one in caplog.records if event_name(one) == "run_quarantined"]
     assert (vars(told)["messages"], f"{vars(told)['segment']}.segment") == (1, damaged.name)
@@ -628,7 +628,7 @@ def test_a_cancel_of_what_is_damaged_promises_nothing_and_one_beside_it_is_heard
     statuses = schedule.cancel(["d2-1", "d2-0", "d3-0"], now_ms=now_ms)
 
     assert statuses == ["unknown", "too_late" if is_met else "canceled", "canceled"]
-    assert schedule.find("d2-1") is None
+    assert schedule.queries.find("d2-1") is None
     assert opened.open().cancel(["d2-1"], now_ms=now_ms) == ["unknown"]
 
 
@@ -644,7 +644,7 @@ def test_a_flipped_bit_in_what_a_run_has_twice_costs_nothing(opened: Opened, rec
     schedule = opened.open()
 
     assert len(drain(schedule, NOW_MS + 4 * DAY_MS)) == 9
-    assert schedule.figures()["quarantined_messages"] == 0
+    assert schedule.queries.figures()["quarantined_messages"] == 0
 
 
 def test_a_run_of_which_nothing_can_be_proven_is_set_aside_whole(opened: Opened) -> None:
@@ -660,8 +660,8 @@ def test_a_run_of_which_nothing_can_be_proven_is_set_aside_whole(opened: Opened)
     came = drain(schedule, NOW_MS + 4 * DAY_MS)
 
     assert came == [f"d{day}-{number}" for day in (1, 3) for number in range(3)]
-    assert schedule.figures()["quarantined_messages"] == 3
-    assert schedule.count() == 0
+    assert schedule.queries.figures()["quarantined_messages"] == 3
+    assert schedule.queries.count() == 0
     assert schedule.cancel(["d2-0", "d1-0"], now_ms=NOW_MS + 4 * DAY_MS) == ["unknown", "too_late"]
 
 
@@ -675,7 +675,7 @@ def test_a_batch_that_is_handed_out_again_leaves_out_what_was_damaged_meanwhile(
 
     assert again is not None
     assert again.ids == [one for one in batch.ids if one != "d2-1"]
-    assert existing(opened).figures()["quarantined_messages"] == 1
+    assert existing(opened).queries.figures()["quarantined_messages"] == 1
 
 
 def test_what_was_delivered_before_its_run_was_damaged_is_not_missed(opened: Opened) -> None:
@@ -692,7 +692,7 @@ def test_what_was_delivered_before_its_run_was_damaged_is_not_missed(opened: Ope
     schedule = opened.open()
 
     assert drain(schedule, NOW_MS + 9) == ["m2", "m3"]
-    assert schedule.figures()["quarantined_runs"] == 0
+    assert schedule.queries.figures()["quarantined_runs"] == 0
 
 
 def test_a_damaged_run_that_is_to_be_refiled_gives_what_can_be_proven(opened: Opened) -> None:
@@ -708,7 +708,7 @@ def test_a_damaged_run_that_is_to_be_refiled_gives_what_can_be_proven(opened: Op
     [bucket] = recorded(opened).buckets
     settle(schedule, bucket.expand_at_ms)
 
-    assert schedule.figures()["quarantined_runs"] == 1
+    assert schedule.queries.figures()["quarantined_runs"] == 1
     assert drain(schedule, NOW_MS + 31 * DAY_MS) == ["beside", "good"]
 
 
@@ -742,7 +742,7 @@ def test_a_lost_first_page_of_a_segment_is_refused_or_told_and_costs_nothing_els
         return
     schedule = opened.open()
     came = drain(schedule, NOW_MS + 41 * DAY_MS)
-    assert len(came) + schedule.figures()["quarantined_messages"] == 150
+    assert len(came) + schedule.queries.figures()["quarantined_messages"] == 150
     assert [one for one in came if one[0] != "0"] == [f"{run}-{number:02}" for run in (1, 2) for number in range(50)]
 
 
@@ -771,9 +771,9 @@ def test_a_log_torn_at_any_byte_of_its_last_record_loses_only_that(opened: Opene
             later.unlink()
         log.write_bytes(whole[:size])
         schedule = opened.open()
-        assert (schedule.count(), schedule.find("a") is None) == (1, False), size
+        assert (schedule.queries.count(), schedule.queries.find("a") is None) == (1, False), size
         put(schedule, NOW_MS, timed("c", NOW_MS))
-        assert opened.open().count() == 2, size
+        assert opened.open().queries.count() == 2, size
         opened.drop()
 
 
@@ -787,7 +787,7 @@ def test_a_closed_schedule_refuses(opened: Opened) -> None:
         lambda: schedule.cancel(["a"], now_ms=NOW_MS),
         lambda: schedule.due(NOW_MS),
         lambda: schedule.fired(1),
-        lambda: schedule.maintain(NOW_MS),
+        lambda: schedule.housekeeping.step(NOW_MS),
     ):
         with pytest.raises(StorageFailed, match="closed"):
             refused()
@@ -804,7 +804,7 @@ def test_a_minute_of_many_messages_is_handed_out_without_holding_them_all(opened
     while (batch := schedule.due(NOW_MS + 5)) is not None:
         ids += [message.id for message in batch.messages]
         schedule.fired(batch.number)
-        assert schedule.figures()["in_memory"] == 0
+        assert schedule.queries.figures()["in_memory"] == 0
 
     assert ids == [f"m{number}" for number in range(20_000)]
 

@@ -111,10 +111,10 @@ class Owners:
 
     def pass_time(self, owner: DelayStore) -> None:
         self.now_ms += self.random.choice(PASSING_MS)
-        owner.maintain(self.now_ms)
+        owner.housekeeping.step(self.now_ms)
 
     def maintain(self, owner: DelayStore) -> None:
-        owner.maintain(self.now_ms)
+        owner.housekeeping.step(self.now_ms)
 
     def finish(self) -> None:
         """The last owner dispatches everything that is left."""
@@ -129,7 +129,7 @@ class Owners:
                 for message_id in batch.ids:
                     self.history.fired.setdefault(message_id, set()).add(batch.number)
                 owner.fired(batch.number)
-            elif not owner.maintain(self.now_ms) and not owner.is_due(self.now_ms):
+            elif not owner.housekeeping.step(self.now_ms) and not owner.is_due(self.now_ms):
                 return
 
 

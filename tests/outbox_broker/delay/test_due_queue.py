@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox_broker.schedule.due_queue import DueQueue, TakenMessages
-from outbox_broker.schedule.merge_cursor import Piece
+from outbox_broker.schedule.due_queue import DueQueue, Piece, TakenMessages
 from outbox_broker.schedule.sorted_run import (
     RUN_MESSAGES_MAX,
     Columns,

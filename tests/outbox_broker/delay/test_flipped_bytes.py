@@ -129,9 +129,9 @@ def _lived_through(schedule: DelayStore, truth: Truth) -> set[str]:
         statuses = schedule.cancel(asked, now_ms=NOW_MS + MINUTE_MS)
     said = dict(zip(asked, statuses, strict=True))
     canceled |= {one for one, status in said.items() if status == "canceled"}
-    schedule.histogram(topic=None, from_ms=0, to_ms=NOW_MS + 800 * DAY_MS, bucket_ms=DAY_MS)
+    schedule.queries.histogram(topic=None, from_ms=0, to_ms=NOW_MS + 800 * DAY_MS, bucket_ms=DAY_MS)
     for one in truth.waiting:
-        schedule.find(one)
+        schedule.queries.find(one)
     came: list[str] = []
     for later_ms in LATER_MS:
         now_ms = NOW_MS + MINUTE_MS + later_ms

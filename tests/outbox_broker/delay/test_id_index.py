@@ -46,7 +46,7 @@ def test_after_a_merge_and_a_restart_the_newest_ids_are_known_to_be_repeats(open
     for number in range(9):
         put_flush(schedule, number)
     settle(schedule, NOW_MS)
-    assert schedule.figures()["id_index_pieces"] == 4
+    assert schedule.queries.figures()["id_index_pieces"] == 4
     flush(schedule, NOW_MS)  # from here on the merge counts
 
     schedule = opened.open()
@@ -82,12 +82,12 @@ def test_any_sizes_of_flushes_leave_the_newest_ids_known_after_a_restart_in_few_
         put_flush(schedule, number, count=count)
         came += ids_of(number, count=count)
         settle(schedule, NOW_MS)
-        assert schedule.figures()["id_index_pieces"] <= 8
+        assert schedule.queries.figures()["id_index_pieces"] <= 8
         if number % 10 == 9:
             flush(schedule, NOW_MS)
             schedule = opened.open()
             assert resend(schedule, came[-100:]) == {"duplicate"}, number
-            assert sum(schedule.may_know([one], ["t"]) for one in came) <= 5 * 100
+            assert sum(schedule.recent.may_know([one], ["t"]) for one in came) <= 5 * 100
 
 
 def test_a_piece_that_grew_large_and_was_put_last_hides_no_newer_one(opened: Opened) -> None:
@@ -134,7 +134,7 @@ def test_the_checkpoint_before_a_damaged_one_finds_all_the_pieces_that_it_names(
     for _ in range(2):
         flush(schedule, NOW_MS)
         settle(schedule, NOW_MS)
-    assert len(list(opened.folder.glob("ids-*.segment"))) == schedule.figures()["id_index_pieces"]
+    assert len(list(opened.folder.glob("ids-*.segment"))) == schedule.queries.figures()["id_index_pieces"]
 
 
 @pytest.mark.parametrize("place", ["block", "fences", "header", "all"])
@@ -156,7 +156,7 @@ def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
     assert said.count("id_index_damaged") == said.count("id_index_rebuilt") == (place != "header")
     assert said.count("segment_head_damaged") == (place in {"header", "all"})
     ids = [one for number in range(10) for one in ids_of(number)]
-    assert all(schedule.find(one) for one in ids)
+    assert all(schedule.queries.find(one) for one in ids)
     assert schedule.cancel(ids[20:40], now_ms=NOW_MS) == ["canceled"] * 20
     for _ in range(2):  # the checkpoint before the newest names it
         flush(schedule, NOW_MS)
@@ -165,8 +165,8 @@ def test_a_damaged_piece_is_told_once_and_made_anew_of_what_stands_in_buckets(
     caplog.clear()
     schedule = opened.open()
     settle(schedule, NOW_MS)
-    assert [one for one in ids if schedule.find(one)] == ids[:20] + ids[40:]
-    assert schedule.count() == 80
+    assert [one for one in ids if schedule.queries.find(one)] == ids[:20] + ids[40:]
+    assert schedule.queries.count() == 80
     assert not caplog.records
 
 

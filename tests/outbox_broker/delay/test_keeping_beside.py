@@ -74,7 +74,7 @@ def test_what_is_canceled_while_it_is_refiled_is_never_delivered_and_all_else_is
             said.extend(schedule.cancel(["m03", "m10", "nobody"], now_ms=now_ms))
             put(schedule, now_ms, timed("soon", now_ms + 1), timed("late", NOW_MS + 31 * DAY_MS))
             assert drain(schedule, now_ms + 1) == ["soon"]
-            found = schedule.find("m04")
+            found = schedule.queries.find("m04")
             assert found is not None
             assert found.due_ms == NOW_MS + 30 * DAY_MS + 4
 
@@ -85,7 +85,7 @@ def test_what_is_canceled_while_it_is_refiled_is_never_delivered_and_all_else_is
 
     assert said == ["canceled", "canceled", "unknown"]
     assert bucket_id not in recorded(opened).buckets
-    assert schedule.count() == 39
+    assert schedule.queries.count() == 39
     left = [one for one in ids if one not in {"m03", "m10"}]
     assert drain(schedule, NOW_MS + 40 * DAY_MS) == [*left, "late"]
     assert schedule.cancel(["m03", "m04"], now_ms=now_ms) == ["canceled", "too_late"]
@@ -111,7 +111,7 @@ def test_a_bucket_whose_time_begins_while_it_is_refiled_fires_from_where_it_is_a
     assert came == ids[:10]
     assert drain(schedule, NOW_MS + 40 * DAY_MS) == ids[10:]
     settle(schedule, NOW_MS + 40 * DAY_MS)
-    assert schedule.figures()["buckets"] == 0
+    assert schedule.queries.figures()["buckets"] == 0
 
 
 def test_a_run_that_is_found_damaged_while_its_bucket_is_refiled_loses_one_message_and_the_rest_fires_once(
@@ -136,7 +136,7 @@ def test_a_run_that_is_found_damaged_while_its_bucket_is_refiled_loses_one_messa
 
     came += drain(schedule, NOW_MS + 40 * DAY_MS)
     assert sorted(came) == sorted(one for one in ids if one != "m07")
-    assert schedule.figures()["quarantined_messages"] == 1
+    assert schedule.queries.figures()["quarantined_messages"] == 1
 
 
 def test_while_the_id_index_is_merged_messages_are_taken_canceled_and_delivered(opened: Opened) -> None:
@@ -157,7 +157,7 @@ def test_while_the_id_index_is_merged_messages_are_taken_canceled_and_delivered(
 
     assert storage.done == 1
     assert said == ["canceled", "canceled", "unknown"]
-    assert schedule.figures()["id_index_pieces"] == 2
+    assert schedule.queries.figures()["id_index_pieces"] == 2
     assert schedule.cancel(["m1"], now_ms=NOW_MS) == ["canceled"]
     assert drain(schedule, NOW_MS + 2 * DAY_MS) == ["m2", "m3"]
 

@@ -22,5 +22,5 @@ def test_what_many_publishers_stored_at_once_is_there_after_each_restart(opened:
     for _ in range(2):  # the first restart begins the log anew by a checkpoint, from which the second one recovers
         schedule = opened.open()
 
-    assert schedule.count() == len(ids)
-    assert schedule.find(ids[-1]) is not None
+    assert schedule.queries.count() == len(ids)
+    assert schedule.queries.find(ids[-1]) is not None

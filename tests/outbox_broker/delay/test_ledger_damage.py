@@ -142,7 +142,7 @@ def test_a_flipped_bit_of_all_copies_costs_its_message_alone_and_is_said_and_eve
     came.remove("d2-1")
     assert drain(schedule, NOW_MS + 4 * DAY_MS) == came
     for one in (schedule, DelayStore.open(cluster.open())):
-        figures = one.figures()
+        figures = one.queries.figures()
         assert (figures["quarantined_runs"], figures["quarantined_messages"], figures["scheduled"]) == (1, 1, 0)
     [told] = [one for one in caplog.records if event_name(one) == "run_quarantined"]
     assert vars(told)["messages"] == 1

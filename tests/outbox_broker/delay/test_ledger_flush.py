@@ -71,7 +71,7 @@ def test_a_flush_that_died_at_any_call_loses_nothing_and_repeats_nothing(seed: i
     for at, cluster, stored in half_flushed(seed):
         successor = open_schedule(cluster)
 
-        assert successor.count() == len(stored), at
+        assert successor.queries.count() == len(stored), at
         came = drain(successor, END_MS)
         assert sorted(came) == sorted(stored), at
 
@@ -151,5 +151,5 @@ def test_an_owner_that_was_replaced_in_the_middle_of_a_flush_changes_nothing_any
         flush(owner, NOW_MS)
     [successor] = successors
 
-    assert successor.count() == len(stored)
+    assert successor.queries.count() == len(stored)
     assert sorted(drain(successor, END_MS)) == sorted(stored)

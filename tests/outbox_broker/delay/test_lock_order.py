@@ -66,7 +66,10 @@ def schedule(locks: ScheduleLocks, tmp_path: Path) -> Iterator[DelayStore]:
 
 
 def test_keeping_is_refused_to_a_thread_that_holds_the_lock(schedule: DelayStore, locks: ScheduleLocks) -> None:
-    for refused in (lambda: schedule.maintain(NOW_MS), lambda: schedule.make_room(NOW_MS, fill=0)):
+    for refused in (
+        lambda: schedule.housekeeping.step(NOW_MS),
+        lambda: schedule.housekeeping.make_room(NOW_MS, fill=0),
+    ):
         with locks.lock, pytest.raises(AssertionError, match="keeping is taken while lock is held"):
             refused()
 
@@ -91,7 +94,7 @@ def test_keeping_comes_before_the_lock_in_all_that_a_schedule_does(schedule: Del
     assert isinstance(locks.keeping, OrderedLock)
     assert locks.keeping.taken > 12
     with pytest.raises(StorageFailed, match="closed"):
-        schedule.maintain(NOW_MS)
+        schedule.housekeeping.step(NOW_MS)
 
 
 def test_threads_that_publish_cancel_deliver_and_keep_house_never_wait_for_each_other_in_a_circle(
@@ -103,7 +106,7 @@ def test_threads_that_publish_cancel_deliver_and_keep_house_never_wait_for_each_
         lambda at: schedule.schedule([timed(f"m{at}", NOW_MS + at * HOUR_MS)], now_ms=NOW_MS),
         lambda at: schedule.cancel([f"m{at // 2}"], now_ms=NOW_MS),
         lambda at: [schedule.fired(batch.number) for batch in [schedule.due(NOW_MS + at)] if batch],
-        lambda at: schedule.maintain(NOW_MS + at),
+        lambda at: schedule.housekeeping.step(NOW_MS + at),
         lambda _: _ask_all(schedule),
     ]
 
@@ -125,11 +128,11 @@ def test_threads_that_publish_cancel_deliver_and_keep_house_never_wait_for_each_
 
 
 def _ask_all(schedule: DelayStore) -> None:
-    schedule.find("m1-4")
-    schedule.topics()
-    schedule.figures()
-    schedule.next_due_ms()
-    list(schedule.ids_of("t", before_seq=schedule.next_seq()))
-    schedule.histogram(topic=None, from_ms=0, to_ms=NOW_MS + 400 * DAY_MS, bucket_ms=DAY_MS)
-    schedule.due_within([HOUR_MS, DAY_MS], now_ms=NOW_MS)
+    schedule.queries.find("m1-4")
+    schedule.queries.topics()
+    schedule.queries.figures()
+    schedule.queries.next_due_ms()
+    list(schedule.queries.ids_of("t", before_seq=schedule.next_seq()))
+    schedule.queries.histogram(topic=None, from_ms=0, to_ms=NOW_MS + 400 * DAY_MS, bucket_ms=DAY_MS)
+    schedule.queries.due_within([HOUR_MS, DAY_MS], now_ms=NOW_MS)
     schedule.check_ready()

@@ -52,7 +52,7 @@ def test_a_flush_that_is_refused_again_and_again_leaves_no_segment_behind(opened
 
     for _ in range(5):
         with pytest.raises(StorageFailed, match="No space left"):
-            schedule.maintain(NOW_MS)
+            schedule.housekeeping.step(NOW_MS)
 
     assert disk.refused >= 5
     assert segments(opened) == before
@@ -73,6 +73,6 @@ def test_a_refused_flush_keeps_no_finished_bucket_on_the_disk(opened: Opened) ->
     assert drain(schedule, NOW_MS + 2 * MINUTE_MS) == due
 
     with pytest.raises(StorageFailed, match="No space left"):
-        schedule.maintain(NOW_MS + 2 * MINUTE_MS)
+        schedule.housekeeping.step(NOW_MS + 2 * MINUTE_MS)
 
     assert bucket not in segments(opened)

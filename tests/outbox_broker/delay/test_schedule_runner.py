@@ -141,7 +141,7 @@ def test_what_the_target_refuses_is_kept_and_tried_again_later_also_after_a_rest
     assert (service.delivered, service.refused) == (1, 1)
     assert sum(count for _, count in service.lateness.counts()) == 1, "what is refused is not late, but refused"
     schedule = opened.open()
-    found = schedule.find("bad")
+    found = schedule.queries.find("bad")
     assert found is not None
     assert found.due_ms == NOW_MS + PARKED_AGAIN_MS
     assert schedule.cancel(["bad", "good"], now_ms=NOW_MS) == ["canceled", "too_late"]

@@ -55,7 +55,7 @@ def test_a_bucket_up_to_the_limit_stays_where_it_is_and_is_dispatched_in_order(
         assert now_ms >= BEGIN_MS or opened.segments.list() == segments
         now_ms += HOUR_MS
         came += drain(schedule, now_ms)
-        found = schedule.find(ids[-1])
+        found = schedule.queries.find(ids[-1])
         assert (found is None) == (ids[-1] in came)
 
     assert came == [one for one in ids if one != ids[3]]

@@ -56,7 +56,7 @@ def test_a_takeover_repeats_nothing_that_is_pending_and_reads_nothing_that_is_in
 
     _, successor = take_over(cluster)
 
-    assert successor.count() == 600
+    assert successor.queries.count() == 600
     assert cluster.ledgers.calls.counts["append"] == 1, "the manifest's snapshot"
     assert not [one for one in cluster.ledgers.read_segments if one.startswith("l1")]
     assert successor.schedule([timed("pending7", NOW_MS + DAY_MS)], now_ms=NOW_MS) == ["duplicate"]
@@ -166,7 +166,7 @@ def dead_takeovers(seed: int) -> Iterator[tuple[int, LedgerCluster, DelayStore]]
         try:
             _, dying = take_over(cluster)
             assert dying.due(NOW_MS + 10) is not None
-            dying.maintain(NOW_MS + 10)
+            dying.housekeeping.step(NOW_MS + 10)
         except Killed:
             cluster.ledgers.calls.left = None
             yield at, cluster, owner

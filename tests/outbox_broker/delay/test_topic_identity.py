@@ -128,7 +128,7 @@ def test_one_batch_may_have_an_id_on_several_topics_and_on_one_of_them_twice(sch
     batch = [timed("same", NOW_MS + HOUR_MS, topic=topic) for topic in ("lim.a", "vic.a", "lim.a")]
 
     assert schedule.schedule(batch, now_ms=NOW_MS) == ["stored", "stored", "duplicate"]
-    assert schedule.topics() == {"lim.a": 1, "vic.a": 1}
+    assert schedule.queries.topics() == {"lim.a": 1, "vic.a": 1}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -157,7 +157,7 @@ def test_a_cancel_of_all_topics_stops_one_in_memory_and_one_in_a_bucket_alike(
     assert schedule.cancel(["same"], now_ms=NOW_MS) == ["canceled"]
 
     assert [one for one in fired(schedule, NOW_MS + HOUR_MS) if one[1] == "same"] == []
-    assert schedule.find("same") is None
+    assert schedule.queries.find("same") is None
 
 
 @pytest.mark.parametrize("step", [stay, flushed, killed, killed_unflushed])
@@ -195,12 +195,12 @@ def test_the_names_of_topics_without_messages_are_forgotten_with_a_flush_where_t
     for number in range(30):
         put(schedule, NOW_MS, timed(f"m{number}", NOW_MS, topic=f"invented.{number}"))
         schedule.cancel([f"m{number}"], now_ms=NOW_MS)
-    assert schedule.figures()["topic_names"] == 31
+    assert schedule.queries.figures()["topic_names"] == 31
 
     flush(schedule, NOW_MS)
 
-    assert schedule.figures()["topic_names"] == 1
-    assert schedule.topics() == {"kept": 1}
+    assert schedule.queries.figures()["topic_names"] == 1
+    assert schedule.queries.topics() == {"kept": 1}
 
 
 def test_what_fired_long_ago_is_too_late_although_anothers_of_its_id_has_just_fired(schedule: DelayStore) -> None:
@@ -252,7 +252,7 @@ def test_a_cancel_that_came_first_stops_what_comes_within_its_scope_once_each(
 
     assert schedule.cancel(["same"], now_ms=NOW_MS, scope=LIM) == ["canceled"]
     assert [said(schedule, topic) for topic in ("lim.a", "lim.b", "lim.c")] == ["duplicate", "duplicate", "stored"]
-    assert schedule.topics() == {"vic.a": 1}
+    assert schedule.queries.topics() == {"vic.a": 1}
     assert fired(schedule, NOW_MS + HOUR_MS) == [("vic.a", "same")]
 
 
@@ -293,7 +293,7 @@ def test_the_message_that_is_found_is_the_first_to_be_due_of_those_in_the_scope(
         flush(schedule, NOW_MS)
     said(schedule, "lim.c", due_ms=NOW_MS + 4 * HOUR_MS)
 
-    found = [schedule.find("same", scope) for scope in (None, LIM, ("lim.c",), ("none",))]
+    found = [schedule.queries.find("same", scope) for scope in (None, LIM, ("lim.c",), ("none",))]
 
     assert [one and one.topic for one in found] == ["vic.z", "lim.b", "lim.c", None]
 
@@ -331,13 +331,13 @@ def test_a_cancel_of_a_stopped_message_that_is_repeated_after_a_week_holds_for_a
 def test_a_cancel_that_is_repeated_soon_is_written_down_once(opened: Opened) -> None:
     schedule = opened.open()
     schedule.cancel(["same"], now_ms=NOW_MS)
-    before = schedule.figures()["log_bytes"]
+    before = schedule.queries.figures()["log_bytes"]
 
     schedule.cancel(["same"], now_ms=NOW_MS + CANCEL_RENEWED_MS)
-    assert schedule.figures()["log_bytes"] == before
+    assert schedule.queries.figures()["log_bytes"] == before
 
     schedule.cancel(["same"], now_ms=NOW_MS + CANCEL_RENEWED_MS + 1)
-    assert schedule.figures()["log_bytes"] > before
+    assert schedule.queries.figures()["log_bytes"] > before
 
 
 def test_a_flood_of_cancels_of_one_scope_pushes_out_its_own_and_nobody_elses() -> None:

@@ -140,7 +140,7 @@ def test_damage_in_the_schedule_is_shown_once_it_is_met(
     engine.publisher.publish(
         [Message(id=f"m{at}", topic=TOPIC, body=b"body of m%d" % at, deliver_at_ms=later_ms) for at in range(3)]
     )
-    engine.context.schedule.make_room(clock.now_ms(), fill=0)
+    engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
     engine.close()
     [bucket] = (folder / "schedule").glob("l[01]*.segment")
     data = bytearray(bucket.read_bytes())
