@@ -60,7 +60,7 @@ class FiledRuns:
             if entry.seq not in alive
         ]
         fired = [(run_id, index) for run_id, index, seq in gone if seq in passed]
-        return [one[:2] for one in gone], fired
+        return [mark[:2] for mark in gone], fired
 
     def marks(self, seqs: Collection[int]) -> list[tuple[int, int]]:
         """Returns (run id, index) of the messages with these arrival numbers."""
@@ -170,7 +170,7 @@ class BucketFiling:
         while start < len(entries):
             due_ms = entries[start].due_ms
             bucket_id = place(due_ms, now_ms=now_ms, is_open=self._state.is_open, below=below)
-            end_ms = min([bucket_id.end_ms, *(one for one in barriers if one > due_ms)])
+            end_ms = min([bucket_id.end_ms, *(barrier_ms for barrier_ms in barriers if barrier_ms > due_ms)])
             stop = bisect_left(entries, end_ms, start, key=DUE)
             yield bucket_id, entries[start:stop]
             start = stop
@@ -244,19 +244,19 @@ class _EncodedRuns:
         numbers = range(numbers_of(self.first_run).start, numbers_of(self.first_run + len(self.pieces)).start)
         positions = self.target.segment.append(numbers, self.records, at_ms=at_ms)
         self.target.end = self.target.segment.writer.end
-        for number, (topic, piece) in enumerate(self.pieces):
-            first, last, at = piece[0], piece[-1], RECORDS * number
+        for index, (topic, piece) in enumerate(self.pieces):
+            first, last, at = piece[0], piece[-1], RECORDS * index
             columns, messages, spare = self.records[at : at + RECORDS]
             self.target.runs.append(
                 SortedRun(
-                    id=self.first_run + number, position=positions[at], columns_bytes=len(columns),
+                    id=self.first_run + index, position=positions[at], columns_bytes=len(columns),
                     messages_position=positions[at + 1], messages_bytes=len(messages), count=len(piece),
                     first_due_ms=first.due_ms, first_seq=first.seq, last_due_ms=last.due_ms, last_seq=last.seq,
                     topic=topic, spare_position=positions[at + 2], spare_bytes=len(spare),
                     segment=self.target.segment.writer.name,
                 )
             )  # fmt: skip
-            yield self.first_run + number, piece
+            yield self.first_run + index, piece
 
 
 class _GroupedWrites:

@@ -296,7 +296,7 @@ class DelayStore:
     def count_undelivered(self, topic: str, *, after: int = -1) -> int:
         """Returns how many messages of a topic are scheduled, or in batches behind this number that are not settled."""
         with self._context.lock:
-            claimed = (topics[topic] for number, topics in self._claimed.items() if number > after)
+            claimed = (topics[topic] for batch_number, topics in self._claimed.items() if batch_number > after)
             return self._context.state.topics[topic] + sum(claimed)
 
     def _commit_claim(self, batch: DueBatch, place: Place) -> None:
@@ -488,9 +488,9 @@ def _recover_state(context: ScheduleContext) -> tuple[set[str], list[str]]:
     names = filed(context.segments)
     if not recovered.end:
         # The first checkpoint was durable, alone, before anything else was written: to begin anew would lose all.
-        for info in recovered.segments:
-            if names or context.segments.read(info.name, FIRST_CHECKPOINT_BYTES_MAX, 1):
-                raise SegmentDamaged(f"{info.name}: all of it is damaged; restore {info.name} from a copy")
+        for segment in recovered.segments:
+            if names or context.segments.read(segment.name, FIRST_CHECKPOINT_BYTES_MAX, 1):
+                raise SegmentDamaged(f"{segment.name}: all of it is damaged; restore {segment.name} from a copy")
         if names:
             raise SegmentDamaged(
                 f"{min(names)} is there, and no log that says what is in it: restore the segments {PREFIX}* from a "

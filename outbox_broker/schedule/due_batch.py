@@ -58,7 +58,7 @@ class DueBatch:
         if len(names) == 1:
             self.topics += names * (len(self.ids) - len(self.topics))
         else:
-            self.topics += [names[number] for number in _alive(columns.topic[part], alive)]
+            self.topics += [names[topic_number] for topic_number in _alive(columns.topic[part], alive)]
 
     def sort(self) -> None:
         """Sort messages that come from several sources."""

@@ -179,7 +179,7 @@ class DueQueue:
         self._is_short = len(lanes) > 1 and not self._is_short
         if self._is_short:
             count_max = min(count_max, len(lanes) * CROWD_MESSAGES)
-        shares = [len(lanes) - number for number in range(len(lanes))]  # what one leaves goes to those after it,
+        shares = list(range(len(lanes), 0, -1))  # what one leaves goes to those after it,
         if len(lanes) > 1:
             lanes, shares = lanes * 2, shares + [1] * len(lanes)  # and what all leave to those that have more
         taken = TakenMessages(is_mixed=len(lanes) > 1)
@@ -204,8 +204,8 @@ class DueQueue:
         first = FAR
         for opened in choice.runs if self._own else ():
             reached = {
-                number: self._own[topic].next_key()
-                for number, topic in enumerate(opened.columns.topics)
+                topic_number: self._own[topic].next_key()
+                for topic_number, topic in enumerate(opened.columns.topics)
                 if topic in self._own
             }
             for index in range(opened.start, opened.stop(min(choice.bound, first))) if reached else ():
@@ -271,7 +271,7 @@ class MergeChoice:
         """Lower the bound until at most `count_max` entries are below it, including the sorted keys `beside`."""
         if self.count(beside=beside) <= count_max:
             return
-        first = min([*(one.key(one.start) for one in self.runs), *beside[:1]])
+        first = min([*(opened.key(opened.start) for opened in self.runs), *beside[:1]])
         due_ms = _last(first[0], self.bound[0], count_max, lambda due: self.count((due, 0), beside=beside))
         seq = _last(0, _SEQ_END, count_max, lambda seq: self.count((due_ms, seq), beside=beside))
         self.bound = (due_ms, seq)
@@ -279,12 +279,15 @@ class MergeChoice:
     def count(self, bound: Key | None = None, *, beside: Sequence[Key] = ()) -> int:
         """Returns how many entries are below the bound, or below another one."""
         bound = bound or self.bound
-        return sum(one.stop(bound) - one.start for one in self.runs) + bisect_left(beside, bound)
+        return sum(opened.stop(bound) - opened.start for opened in self.runs) + bisect_left(beside, bound)
 
     def fit(self, count_max: int, *, bytes_max: int) -> None:
         """Lower the bound to fit both limits, by the number of entries and approximately by bytes."""
         self.narrow(count_max)
-        sizes = [(one.stop(self.bound) - one.start) * one.run.messages_bytes // one.run.count for one in self.runs]
+        sizes = [
+            (opened.stop(self.bound) - opened.start) * opened.run.messages_bytes // opened.run.count
+            for opened in self.runs
+        ]
         if sum(sizes) > bytes_max:
             self.narrow(max(1, self.count() * bytes_max // sum(sizes)))
 
@@ -333,14 +336,14 @@ class Cursor:
         """
         pieces: list[Piece] = []
         is_mixed, last = False, (0, 0)
-        for one in choice.runs:
-            stop = one.stop(choice.bound)
-            if stop > one.start:
-                pieces.append(Piece(one.run, one.start, stop))
-                is_mixed = is_mixed or one.key(one.start) < last
-                last = max(last, one.key(stop - 1))
-            if stop < one.run.count:
-                heapq.heappush(self._heads, (*one.key(stop), one.run, stop))
+        for opened in choice.runs:
+            stop = opened.stop(choice.bound)
+            if stop > opened.start:
+                pieces.append(Piece(opened.run, opened.start, stop))
+                is_mixed = is_mixed or opened.key(opened.start) < last
+                last = max(last, opened.key(stop - 1))
+            if stop < opened.run.count:
+                heapq.heappush(self._heads, (*opened.key(stop), opened.run, stop))
         return pieces, is_mixed
 
     def _head(self, run: SortedRun) -> tuple[int, int, SortedRun, int]:

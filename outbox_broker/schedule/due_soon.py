@@ -64,10 +64,10 @@ class DueSoon:
 
     def add_runs(self, added: Iterable[RunsAdded]) -> None:
         """Add new runs: those of a bucket that is already open go to the queue."""
-        for one in added:
-            bucket_id = BucketId(one.level, one.slot)
+        for bucket_runs in added:
+            bucket_id = BucketId(bucket_runs.level, bucket_runs.slot)
             if bucket_id in self._opened:
-                self._due_queue.add(one.runs)
+                self._due_queue.add(bucket_runs.runs)
             self._next_begin_ms = min(self._next_begin_ms, bucket_id.start_ms)
         self.update_soonest()
 
@@ -116,7 +116,7 @@ class DueSoon:
         """Returns a time before which nothing is due; None if nothing is scheduled."""
         times = [self._due_queue.next_due_ms(), self._far_first_ms]
         buckets = self._context.state.buckets.values()
-        times += [one.first_due_ms() for one in buckets if one.id not in self._opened]
+        times += [bucket.first_due_ms() for bucket in buckets if bucket.id not in self._opened]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def _add_near(self, now_ms: int) -> None:

@@ -112,7 +112,7 @@ class IdIndex:
 
     def load_next(self) -> bool:
         """Read the fences of one piece that was added without; False if there is none. Raises StorageFailed."""
-        unread = next((one for one in self._pieces if one.fences is None), None)
+        unread = next((piece for piece in self._pieces if piece.fences is None), None)
         if unread is None:
             return False
         self._fences(unread)
@@ -120,11 +120,11 @@ class IdIndex:
 
     def count(self) -> int:
         """Returns how many entries all pieces have."""
-        return sum(one.stored.count for one in self._pieces)
+        return sum(piece.stored.count for piece in self._pieces)
 
     def damaged(self) -> list[StoredIndex]:
         """Returns the pieces that cannot be read completely, as far as is known, and must be rebuilt."""
-        return [one.stored for one in self._pieces if one.stored.segment in self._damaged]
+        return [piece.stored for piece in self._pieces if piece.stored.segment in self._damaged]
 
     def add(self, piece: IndexPiece) -> None:
         """Include this piece in lookups."""
@@ -132,12 +132,12 @@ class IdIndex:
 
     def replace(self, merged: Iterable[StoredIndex], pieces: Sequence[IndexPiece]) -> list[StoredIndex]:
         """Replace pieces by others, at the position of the first of them; returns all that remain."""
-        gone = {one.segment for one in merged}
-        at = next(number for number, one in enumerate(self._pieces) if one.stored.segment in gone)
-        later = [one for one in self._pieces[at:] if one.stored.segment not in gone]
+        gone = {stored_piece.segment for stored_piece in merged}
+        at = next(index for index, piece in enumerate(self._pieces) if piece.stored.segment in gone)
+        later = [piece for piece in self._pieces[at:] if piece.stored.segment not in gone]
         self._pieces = [*self._pieces[:at], *pieces, *later]
         self._damaged -= gone
-        return [one.stored for one in self._pieces]
+        return [piece.stored for piece in self._pieces]
 
     def find(self, hash_: int) -> list[IdLocation]:
         """Returns every message whose id has this hash, newest piece first, each once.
@@ -180,27 +180,27 @@ class IdIndex:
         pieces = self._pieces
         if len(pieces) <= self._pieces_max:
             return []
-        totals = accumulate(one.stored.count for one in reversed(pieces))
+        totals = accumulate(piece.stored.count for piece in reversed(pieces))
         young = sum(total <= newest for total in totals)
         old = pieces[: len(pieces) - young - 1]  # the piece in between has some of the newest too
         some = sorted(old, key=lambda one: one.stored.count) if len(old) > young else pieces[len(pieces) - young :]
         if len(some) <= 1:
             return []  # merging a single piece would never end
-        return [one.stored for one in some[: self._merged_pieces_max]]
+        return [piece.stored for piece in some[: self._merged_pieces_max]]
 
     def merge(self, merged: Iterable[StoredIndex], segment: str, *, due_min_ms: int) -> Iterator[StoredIndex | None]:
         """Write one piece from many, in small steps: yields None after each, and the new piece, durable, last.
 
         Entries due before `due_min_ms` are dropped. Raises SegmentDamaged; that piece is then listed by damaged().
         """
-        names = {one.segment for one in merged}
-        pieces = [one for one in self._pieces if one.stored.segment in names]
-        total = sum(one.stored.count for one in pieces)
+        names = {stored_piece.segment for stored_piece in merged}
+        pieces = [piece for piece in self._pieces if piece.stored.segment in names]
+        total = sum(piece.stored.count for piece in pieces)
         slices = total // _SLICE_IDS + 1
         due_min = due_min_ms.to_bytes(8, "big")
         with _Writer(self._segments, segment) as writer:
-            for number in range(slices):
-                low, high = _KEYS * number // slices, _KEYS * (number + 1) // slices
+            for slice_number in range(slices):
+                low, high = _KEYS * slice_number // slices, _KEYS * (slice_number + 1) // slices
                 entries = sorted(chain.from_iterable(self._between(piece, low, high) for piece in pieces))
                 writer.add([entry for entry in entries if entry[8:16] >= due_min])
                 yield None
@@ -210,8 +210,8 @@ class IdIndex:
         hashes = self._whole_fences(piece).hashes
         first = max(0, bisect_left(hashes, low) - 1)
         entries: list[bytes] = []
-        for number in range(first, bisect_left(hashes, high)):
-            entries += self._entries(piece, number)
+        for block_number in range(first, bisect_left(hashes, high)):
+            entries += self._entries(piece, block_number)
         start = bisect_left(entries, low.to_bytes(8, "big"))
         stop = len(entries) if high == _KEYS else bisect_left(entries, high.to_bytes(8, "big"))
         return entries[start:stop]
@@ -219,8 +219,8 @@ class IdIndex:
     def _look_up(self, piece: IndexPiece, hash_: int) -> Iterator[IdLocation]:
         hashes = self._whole_fences(piece).hashes
         first = max(0, bisect_left(hashes, hash_) - 1)
-        for number in range(first, bisect_right(hashes, hash_)):
-            yield from _found_in(self._read(piece, number), hash_.to_bytes(8, "big"))
+        for block_number in range(first, bisect_right(hashes, hash_)):
+            yield from _found_in(self._read(piece, block_number), hash_.to_bytes(8, "big"))
 
     def _entries(self, piece: IndexPiece, block: int) -> list[bytes]:
         """The entries of a block."""
@@ -246,10 +246,10 @@ class IdIndex:
         stored, left = piece.stored, piece.stored.count
         try:
             # All of it was durable before the log named it.
-            for found in self._segments.blocks(stored.segment, proven=stored.fences_position + stored.fences_bytes):
-                if found.end > stored.fences_position:
+            for block in self._segments.blocks(stored.segment, proven=stored.fences_position + stored.fences_bytes):
+                if block.end > stored.fences_position:
                     break
-                for frame in found.frames:
+                for frame in block.frames:
                     left -= len(frame.payload) // ENTRY_BYTES
                     yield frame.payload
         except (SegmentDamaged, StorageFailed) as error:
@@ -283,7 +283,7 @@ class IdIndex:
 
     def _require_damage(self, stored: StoredIndex, error: SegmentDamaged | StorageFailed) -> None:
         """Raise a failure of the storage, unless it is that the segment is missing."""
-        if isinstance(error, StorageFailed) and stored.segment in {info.name for info in self._segments.list()}:
+        if isinstance(error, StorageFailed) and stored.segment in {segment.name for segment in self._segments.list()}:
             raise error
 
     def _note_damage(self, segment: str, damage: Exception) -> None:

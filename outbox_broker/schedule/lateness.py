@@ -37,8 +37,8 @@ class Lateness:
 
     def add_due(self, due_ms: Iterable[int], *, now_ms: int) -> None:
         """Count messages with these due times that are delivered now."""
-        for one, messages in Counter(due_ms).items():
-            self.add(max(0, now_ms - one), messages=messages)
+        for due, messages in Counter(due_ms).items():
+            self.add(max(0, now_ms - due), messages=messages)
 
     def counts(self) -> list[tuple[int | None, int]]:
         """Returns (upper bound, messages later than the previous bound and up to this one); the last bound is None."""

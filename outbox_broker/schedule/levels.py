@@ -88,10 +88,10 @@ def place(due_ms: int, *, now_ms: int, is_open: Callable[[BucketId], bool], belo
     `below` is the level from which the message is re-filed. The finest level accepts everything, including the past.
     """
     ahead_ms = due_ms - now_ms
-    for number in range(below + 1, FINEST):
-        level = LEVELS[number]
+    for level_number in range(below + 1, FINEST):
+        level = LEVELS[level_number]
         if ahead_ms >= level.barrier_ms:
-            found = BucketId(number, due_ms // level.length_ms)
+            found = BucketId(level_number, due_ms // level.length_ms)
             if is_open(found):
                 return found
     return BucketId(FINEST, due_ms // MINUTE_MS)
@@ -109,4 +109,4 @@ def is_to_fire(bucket: BucketId, *, now_ms: int) -> bool:
 
 def candidates(due_ms: int) -> tuple[BucketId, ...]:
     """Returns the buckets that may contain a message of this due time, coarsest first."""
-    return tuple(BucketId(number, due_ms // level.length_ms) for number, level in enumerate(LEVELS))
+    return tuple(BucketId(level_number, due_ms // level.length_ms) for level_number, level in enumerate(LEVELS))

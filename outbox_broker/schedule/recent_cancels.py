@@ -49,7 +49,7 @@ class RememberedCancels:
 
     def has_stopped(self, topic: str, message_id: str) -> bool:
         """Returns whether this message was canceled."""
-        return any(one.topic == topic for one in self._by_id.get(message_id, ()))
+        return any(cancel.topic == topic for cancel in self._by_id.get(message_id, ()))
 
     def will_stop(self, topic: str, message_id: str) -> bool:
         """Returns whether this message would be canceled on arrival."""
@@ -65,30 +65,30 @@ class RememberedCancels:
         cancels = self._by_id.get(message_id)
         if cancels is None:
             return set()
-        return {one.topic for one in cancels if one.topic is not None and covers(scope, one.topic)}
+        return {cancel.topic for cancel in cancels if cancel.topic is not None and covers(scope, cancel.topic)}
 
     def renewable(self, message_id: str, scope: Scope, *, before_ms: int) -> set[str]:
         """Returns the topics of a scope on which messages of this id were canceled, but not since `before_ms`."""
-        newer = {one.topic for one in self._by_id.get(message_id, ()) if one.at_ms >= before_ms}
+        newer = {cancel.topic for cancel in self._by_id.get(message_id, ()) if cancel.at_ms >= before_ms}
         return self.topics(message_id, scope) - newer
 
     def awaits(self, message_id: str, scope: Scope, *, since_ms: int = 0) -> bool:
         """Returns whether a cancel of this scope, or of all topics, since `since_ms` waits for messages of this id."""
         cancels = self._by_id.get(message_id)
         return cancels is not None and any(
-            one.topic is None and one.scope in {scope, None} and one.at_ms >= since_ms for one in cancels
+            cancel.topic is None and cancel.scope in {scope, None} and cancel.at_ms >= since_ms for cancel in cancels
         )
 
     def add(self, cancels: Sequence[Cancel], *, at_ms: int) -> None:
         """Remember cancels; drops the oldest above the limit, and those older than a week."""
-        for one in cancels:
-            known = self._by_id.get(one.id, ())
-            same = next((other for other in known if other.topic == one.topic and other.scope == one.scope), None)
-            if same is not None and one.at_ms - same.at_ms < CANCEL_RENEWED_MS:
+        for cancel in cancels:
+            known = self._by_id.get(cancel.id, ())
+            same = next((other for other in known if other.topic == cancel.topic and other.scope == cancel.scope), None)
+            if same is not None and cancel.at_ms - same.at_ms < CANCEL_RENEWED_MS:
                 continue
             # A replaced cancel stays in the queue of its scope, and is dropped there in its turn.
-            self._by_id[one.id] = (*(other for other in known if other is not same), one)
-            self._by_scope.setdefault(one.scope, deque()).append(one)
+            self._by_id[cancel.id] = (*(other for other in known if other is not same), cancel)
+            self._by_scope.setdefault(cancel.scope, deque()).append(cancel)
             self._count += 1
         self._forget_excess()
         for scope in list(self._by_scope):
@@ -97,19 +97,24 @@ class RememberedCancels:
 
     def stop(self, topics: Iterable[str], message_ids: Iterable[str]) -> None:
         """Record that these messages arrived and were stopped."""
-        found = [(topic, self._early(topic, one)) for topic, one in zip(topics, message_ids, strict=True)]
-        self.add([Cancel(one.id, one.at_ms, topic, one.scope) for topic, one in found if one is not None], at_ms=0)
+        found = [(topic, self._early(topic, message_id)) for topic, message_id in zip(topics, message_ids, strict=True)]
+        self.add(
+            [Cancel(cancel.id, cancel.at_ms, topic, cancel.scope) for topic, cancel in found if cancel is not None],
+            at_ms=0,
+        )
 
     def stored(self) -> list[Cancel]:
         """Returns all cancels, each scope's from the oldest on, for a checkpoint."""
-        return [one for some in self._by_scope.values() for one in some]
+        return [cancel for some in self._by_scope.values() for cancel in some]
 
     def restore(self, stored: Sequence[Cancel]) -> None:
         """Load the cancels of a checkpoint."""
         self.add(stored, at_ms=0)
 
     def _early(self, topic: str, message_id: str) -> Cancel | None:
-        found = (one for one in self._by_id.get(message_id, ()) if one.topic is None and covers(one.scope, topic))
+        found = (
+            cancel for cancel in self._by_id.get(message_id, ()) if cancel.topic is None and covers(cancel.scope, topic)
+        )
         return next(found, None)
 
     def _forget_excess(self) -> None:
@@ -123,7 +128,7 @@ class RememberedCancels:
     def _forget_oldest(self, scope: Scope) -> None:
         oldest = self._by_scope[scope].popleft()
         self._count -= 1
-        left = tuple(one for one in self._by_id[oldest.id] if one is not oldest)
+        left = tuple(cancel for cancel in self._by_id[oldest.id] if cancel is not oldest)
         if left:
             self._by_id[oldest.id] = left
         else:

@@ -66,7 +66,7 @@ class RecentMessageIds:
         canceled = self._context.state.canceled
         if not len(canceled):
             return []
-        return [at for at, one in enumerate(messages) if canceled.knows(one.topic, one.id)]
+        return [at for at, message in enumerate(messages) if canceled.knows(message.topic, message.id)]
 
     def has(self, topic: str, message_id: str) -> bool:
         """Returns whether this message was in one of the last flushes."""

@@ -231,7 +231,9 @@ class BucketExpansion:
             context.refuse_if_closed()
             # A run that was found damaged meanwhile has another count of messages taken. What was written for a move
             # that does not count is cut by the next.
-            if not self.horizon.has_opened(bucket.id) and all(one.run.taken == one.start for one in leaving):
+            if not self.horizon.has_opened(bucket.id) and all(
+                refiled.run.taken == refiled.start for refiled in leaving
+            ):
                 self._move(bucket, leaving, filed)
         return True
 
@@ -260,7 +262,7 @@ class BucketExpansion:
             filed = self.filing.file_into(bucket.id, entries, now_ms=now_ms)
         with context.lock:
             context.refuse_if_closed()
-            if self._is_at_rest(bucket) and all(one.run.taken == one.start for one in leaving):
+            if self._is_at_rest(bucket) and all(refiled.run.taken == refiled.start for refiled in leaving):
                 self._merge(bucket, segments, leaving, filed)
         return True
 
@@ -300,14 +302,14 @@ class BucketExpansion:
         self, bucket: Bucket, segments: Sequence[str], leaving: Sequence[_RefiledRun], filed: FiledRuns
     ) -> None:  # fmt: skip
         """Apply the merge of segments, which are deleted then."""
-        gone = {seq for one in leaving for seq in self._gone_since(one)}
+        gone = {seq for refiled in leaving for seq in self._gone_since(refiled)}
         marks = filed.marks(gone) if gone else []
-        runs = [one.run.id for one in leaving]
+        runs = [refiled.run.id for refiled in leaving]
         self.context.act(
             SegmentsMerged(bucket.id.level, bucket.id.slot, runs, list(segments), filed.added, marks)
         )  # fmt: skip
-        for one in leaving:
-            self.context.reader.forget(one.run)
+        for refiled in leaving:
+            self.context.reader.forget(refiled.run)
         self.horizon.add_runs(filed.added)
         self.garbage.add(segments)
         if bucket.is_empty():
@@ -355,18 +357,18 @@ class BucketExpansion:
     def _left_in(self, leaving: Sequence[_RefiledRun]) -> Iterator[Entry]:
         """Yields the remaining messages of runs, bypassing the caches, which belong to the holder of the lock."""
         reader = self.context.reader
-        for one in leaving:
-            columns = reader.read_columns(one.run)
-            stored = reader.read_messages(one.run)
+        for refiled in leaving:
+            columns = reader.read_columns(refiled.run)
+            stored = reader.read_messages(refiled.run)
             left = DueBatch()
-            left.add_piece(columns, stored, gone=one.gone, start=one.start, stop=one.run.count)
+            left.add_piece(columns, stored, gone=refiled.gone, start=refiled.start, stop=refiled.run.count)
             yield from left.entries()
 
     def _move(self, bucket: Bucket, leaving: Sequence[_RefiledRun], filed: FiledRuns) -> None:
         """Apply the move of re-filed messages. Messages canceled meanwhile are marked in their new runs."""
-        gone = {seq for one in leaving for seq in self._gone_since(one)}
+        gone = {seq for refiled in leaving for seq in self._gone_since(refiled)}
         marks = filed.marks(gone) if gone else []
-        taken = [(one.run.id, one.run.count) for one in leaving]
+        taken = [(refiled.run.id, refiled.run.count) for refiled in leaving]
         self.context.act(Moved(bucket.id.level, bucket.id.slot, taken, filed.added, marks))
         self.horizon.add_runs(filed.added)
         if bucket.is_empty():
@@ -418,11 +420,11 @@ class IndexHousekeeping:
         needed, or by load_step(). `segments`: all segments of the store when it was opened, so that none of their names
         is reused.
         """
-        numbers = (int(one.removeprefix(IDS_PREFIX)) for one in segments if one.startswith(IDS_PREFIX))
+        numbers = (int(segment.removeprefix(IDS_PREFIX)) for segment in segments if segment.startswith(IDS_PREFIX))
         self._segments_made = max(numbers, default=0)
         index, stored = self._context.index, self._context.state.index
-        for one in stored:
-            index.add(IndexPiece(one))
+        for stored_piece in stored:
+            index.add(IndexPiece(stored_piece))
         count = self._context.options.dedup_messages
         for _ in range(len(stored) + 1):
             if index.damaged():
@@ -494,11 +496,11 @@ class IndexHousekeeping:
 
     def _replace(self, old: list[StoredIndex], new: Sequence[StoredIndex]) -> None:
         context = self._context
-        pieces = [context.index.load(one) for one in new]
+        pieces = [context.index.load(stored_piece) for stored_piece in new]
         with context.lock:
             context.refuse_if_closed()
             context.state.index = context.index.replace(old, pieces)
-            self._garbage.add_at_checkpoint(sorted(one.segment for one in old))
+            self._garbage.add_at_checkpoint(sorted(stored_piece.segment for stored_piece in old))
 
     def _mend(self) -> None:
         """Rebuild damaged pieces from everything in buckets, which is more than they contained: some eight seconds a
@@ -514,13 +516,16 @@ class IndexHousekeeping:
         recent: list[tuple[int, list[int]]] = []
         for some in self._standing_entries():
             written.append(context.index.write(self._next_segment(), sorted(some)))
-            recent += ((one.topic, [hash_]) for hash_, one in map(unpacked, some) if one.seq >= newest_seq)
+            recent += ((entry.topic, [hash_]) for hash_, entry in map(unpacked, some) if entry.seq >= newest_seq)
         self._merge.abandon()  # it read the old pieces
         self._recent.add_recovered(recent)
         self._replace(damaged, written)
         logger.warning(
             "id_index_rebuilt",
-            extra={"segments": [one.segment for one in damaged], "ids": sum(one.count for one in written)},
+            extra={
+                "segments": [stored_piece.segment for stored_piece in damaged],
+                "ids": sum(stored_piece.count for stored_piece in written),
+            },
         )
 
     def _standing_entries(self) -> Iterator[list[bytes]]:
@@ -547,7 +552,9 @@ class IndexHousekeeping:
                 self._horizon.set_aside(damage)
             else:
                 left = [not run.is_lost(at) for at in range(run.count)]
-                hashes, dues, seqs = (compress(one, left) for one in (id_hashes(stored.ids), columns.due, columns.seq))
+                hashes, dues, seqs = (
+                    compress(column, left) for column in (id_hashes(stored.ids), columns.due, columns.seq)
+                )
                 return index_entries(hashes, dues, seqs, compress(map(columns.topics.__getitem__, columns.topic), left))
         return []
 
@@ -577,7 +584,7 @@ class SegmentGarbage:
 
     def finish_empty(self) -> None:
         """Finish every bucket in which nothing waits. Under `lock`, before the schedule is used."""
-        for bucket in [one for one in self._context.state.buckets.values() if one.is_empty()]:
+        for bucket in [bucket for bucket in self._context.state.buckets.values() if bucket.is_empty()]:
             self.finish(bucket)
 
     def add(self, segments: Iterable[str]) -> None:

@@ -41,7 +41,7 @@ Place = int
 
 def filed(segments: SegmentReader) -> set[str]:
     """Returns the names of the segments that are the schedule's, but for its log: buckets, and pieces of the index."""
-    return {info.name for info in segments.list() if not info.name.startswith(_LOGS)}
+    return {segment.name for segment in segments.list() if not segment.name.startswith(_LOGS)}
 
 
 def records_of(replay: JournalReplay) -> Iterator[schedule_records.LogRecord]:
@@ -52,7 +52,7 @@ def records_of(replay: JournalReplay) -> Iterator[schedule_records.LogRecord]:
         yield schedule_records.decode(b"".join(replay.checkpoint.parts))
     for block in replay.blocks(_WANTED):
         if block.damaged != 0:
-            name = next(info.name for info in reversed(replay.segments) if info.first <= block.position)
+            name = next(segment.name for segment in reversed(replay.segments) if segment.first <= block.position)
             raise SegmentDamaged(f"{name}: damaged record at offset {block.position}; restore {name} from a copy")
         for frame in block.frames:
             yield schedule_records.decode(frame.payload)
@@ -93,7 +93,7 @@ def resume(log: Journal, checkpoint: Callable[[], schedule_records.ScheduleCheck
     """
     captured = -1 if log.recovered.checkpoint is None else log.recovered.checkpoint.captured
     is_new = captured < 0
-    count = sum(info.first >= captured for info in log.recovered.segments)
+    count = sum(segment.first >= captured for segment in log.recovered.segments)
     log.resume()
     if is_new or count >= CONTINUED_MAX:
         CapturedCheckpoint.of(log, checkpoint()).write(log, lock=nullcontext())

@@ -103,7 +103,7 @@ class _InFlight:
 
     def arrivals_done(self) -> list[int]:
         """Returns the numbers of arrival of the messages that were answered."""
-        left = {number for number, _ in self.numbered()}
+        left = {arrival for arrival, _ in self.numbered()}
         return [number for number in self.batch.seqs if number not in left]
 
     def settle(
@@ -207,7 +207,7 @@ class ScheduleRunner:
 
     def overdue_ms(self) -> int:
         """Returns for how long the longest due message that was claimed has not been delivered; 0 if none waits."""
-        since_ms = [ms for one in list(self._in_flight) if (ms := one.waits_since_ms()) is not None]
+        since_ms = [ms for in_flight in list(self._in_flight) if (ms := in_flight.waits_since_ms()) is not None]
         return max(0, self._clock.now_ms() - min(since_ms)) if since_ms else 0
 
     def check_ready(self) -> None:
@@ -235,24 +235,24 @@ class ScheduleRunner:
         they are few.
         """
         now_ms = self._clock.now_ms()
-        due = [(one, count) for one in self._in_flight if (count := one.count_due(now_ms))]
+        due = [(in_flight, count) for in_flight in self._in_flight if (count := in_flight.count_due(now_ms))]
         if len(due) > 1 and not _are_few(due):
             due = [min(due, key=lambda pair: pair[0].next_due_ms())]
-        for one, _ in due:
-            if not one.is_durable:
+        for in_flight, _ in due:
+            if not in_flight.is_durable:
                 try:
                     with self._health.attempt():
-                        one.claim.commit()
+                        in_flight.claim.commit()
                 except BaseException:
-                    self._in_flight.remove(one)  # it is claimed again
+                    self._in_flight.remove(in_flight)  # it is claimed again
                     raise
-                one.is_durable = True
+                in_flight.is_durable = True
         return due
 
     def _idle_ms(self) -> int:
         """Returns how long nothing is to be done."""
         now_ms = self._clock.now_ms()
-        times = [one.next_due_ms() for one in self._in_flight]
+        times = [in_flight.next_due_ms() for in_flight in self._in_flight]
         if not self._is_enough(now_ms):
             times.append(self._schedule.soonest_ms() - self._claim_ahead_ms // 2)
         return max(0, min(min(times) - now_ms, PAUSE_MS_MAX))
@@ -262,7 +262,10 @@ class ScheduleRunner:
         nothing.
         """
         near_ms = now_ms + self._claim_ahead_ms
-        return sum(one.is_delivered or one.next_due_ms() <= near_ms for one in self._in_flight) >= CLAIMS_MAX
+        near = [
+            in_flight for in_flight in self._in_flight if in_flight.is_delivered or in_flight.next_due_ms() <= near_ms
+        ]
+        return len(near) >= CLAIMS_MAX
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
@@ -276,10 +279,10 @@ class ScheduleRunner:
             with self._health.attempt():
                 self._schedule.check_ready()
         outcome = self._deliver(_in_order(due))
-        again = {(one.topic, one.id): one for one in outcome.again}
+        again = {(message.topic, message.id): message for message in outcome.again}
         now_ms = self._clock.now_ms()
-        for one, count in due:
-            dues = one.settle(count, again=again, left=outcome.left)
+        for in_flight, count in due:
+            dues = in_flight.settle(count, again=again, left=outcome.left)
             self.delivered += len(dues)
             self.lateness.add_due(dues, now_ms=now_ms)
         self.refused += len(outcome.again)
@@ -288,9 +291,9 @@ class ScheduleRunner:
 
     def _settle(self) -> bool:
         """Settle the batches that are delivered; returns whether there were any."""
-        done = [one for one in self._in_flight if one.is_delivered]
-        for one in done:
-            self._settle_one(one)
+        done = [in_flight for in_flight in self._in_flight if in_flight.is_delivered]
+        for in_flight in done:
+            self._settle_one(in_flight)
         return bool(done)
 
     def _settle_one(self, one: _InFlight) -> None:
@@ -303,7 +306,8 @@ class ScheduleRunner:
         """Settle what was delivered of batches, so that none of it comes twice. What another process has taken over
         comes again whole.
         """
-        for in_flight in [one for one in self._in_flight if one.delivered or one.answered]:
+        begun = [in_flight for in_flight in self._in_flight if in_flight.delivered or in_flight.answered]
+        for in_flight in begun:
             with suppress(OutboxError):
                 if in_flight.is_delivered:
                     self._settle_one(in_flight)
@@ -328,13 +332,15 @@ class ScheduleRunner:
             pause_ms = max(pause_ms, error.retry_after_ms)
         self._retry_at_ms = self._clock.monotonic_ms() + pause_ms
         self.failures += 1
-        messages = sum(len(one.batch) for one in self._in_flight)
+        messages = sum(len(in_flight.batch) for in_flight in self._in_flight)
         logger.warning(step, extra={"messages": messages, "failures": self._failed_steps, "error": str(error)})
 
 
 def _are_few(due: Sequence[tuple[_InFlight, int]]) -> bool:
     count = sum(count for _, count in due)
-    return count <= _TOGETHER_MAX and sum(one.size_bytes(count) for one, count in due) <= _TOGETHER_BYTES_MAX
+    return (
+        count <= _TOGETHER_MAX and sum(in_flight.size_bytes(count) for in_flight, count in due) <= _TOGETHER_BYTES_MAX
+    )
 
 
 def _in_order(due: Sequence[tuple[_InFlight, int]]) -> list[TimedMessage]:
@@ -343,6 +349,6 @@ def _in_order(due: Sequence[tuple[_InFlight, int]]) -> list[TimedMessage]:
         [(one, count)] = due
         return one.messages(count)
     found: list[tuple[tuple[int, int], TimedMessage]] = []
-    for one, count in due:
-        found += (((message.due_ms, seq), message) for seq, message in one.numbered(count))
+    for in_flight, count in due:
+        found += (((message.due_ms, seq), message) for seq, message in in_flight.numbered(count))
     return [message for _, message in sorted(found, key=itemgetter(0))]

@@ -133,8 +133,8 @@ class ScheduleState:
         """Yields the names of all segments in use, except for the log's."""
         for bucket in self.buckets.values():
             yield from bucket.segments
-        for one in self.index:
-            yield one.segment
+        for piece in self.index:
+            yield piece.segment
 
     @property
     def flushed_bytes_max(self) -> int:
@@ -149,14 +149,17 @@ class ScheduleState:
             next_batch=self.next_batch,
             buckets=[
                 schedule_records.StoredBucket(
-                    one.id.level, one.id.slot, one.segments, one.state, list(one.runs.values()), list(one.quarantined)
+                    bucket.id.level, bucket.id.slot, bucket.segments, bucket.state, list(bucket.runs.values()),
+                    list(bucket.quarantined),
                 )
-                for one in self.buckets.values()
+                for bucket in self.buckets.values()
             ],
             index=self.index,
             hand_outs=[
-                schedule_records.StoredHandOut(one.batch, one.parts, list(one.entries.values()), list(one.done))
-                for one in self.hand_outs.values()
+                schedule_records.StoredHandOut(
+                    hand_out.batch, hand_out.parts, list(hand_out.entries.values()), list(hand_out.done)
+                )
+                for hand_out in self.hand_outs.values()
             ],
             topics={topic: count for topic, count in self.topics.items() if count},
             pending=list(self.pending.values()),
@@ -166,13 +169,13 @@ class ScheduleState:
 
     def add_runs(self, added: Iterable[schedule_records.RunsAdded]) -> None:
         """Add runs to their buckets, which are created if new; reserves the runs' ids."""
-        for one in added:
-            bucket_id = BucketId(one.level, one.slot)
+        for bucket_runs in added:
+            bucket_id = BucketId(bucket_runs.level, bucket_runs.slot)
             bucket = self.buckets.get(bucket_id)
             if bucket is None:
                 bucket = self.buckets[bucket_id] = Bucket(bucket_id)
-            bucket.segments[one.segment] = one.end
-            self._place(bucket, one.runs)
+            bucket.segments[bucket_runs.segment] = bucket_runs.end
+            self._place(bucket, bucket_runs.runs)
 
     def _place(self, bucket: Bucket, runs: Iterable[SortedRun]) -> None:
         for run in runs:
@@ -201,7 +204,9 @@ class ScheduleState:
         at_ms, scope = record.at_ms, record.scope
         stopped = list(zip(record.stopped, record.stopped_topics, strict=True))
         cancels = [Cancel(message_id, at_ms, topic, scope) for message_id, topic in stopped]
-        self.canceled.add([*cancels, *(Cancel(one, at_ms, None, scope) for one in record.early)], at_ms=at_ms)
+        self.canceled.add(
+            [*cancels, *(Cancel(message_id, at_ms, None, scope) for message_id in record.early)], at_ms=at_ms
+        )
         for message_id, topic in stopped:  # afterwards, so that readers without the lock find it in one of them
             known = self.known.get(topic, message_id)
             if known is not None and known.seq in self.pending:
@@ -249,12 +254,12 @@ class ScheduleState:
             self.run(run_id)[1].mark_fired(index)
         before = record.before_seq
         newer = list(takewhile(lambda entry: entry.seq >= before, reversed(self.pending.values())))
-        self._restore_memory(newer[::-1], [one for one in self.passed.values() if one.seq >= before])
+        self._restore_memory(newer[::-1], [message for message in self.passed.values() if message.seq >= before])
 
     def _restore_memory(self, pending: Sequence[Entry], passed: Sequence[Passed]) -> None:
         """Replace what is in memory."""
         self.pending = dict(zip(map(SEQ, pending), pending, strict=True))
-        self.passed = {one.seq: one for one in passed}
+        self.passed = {message.seq: message for message in passed}
         self.pending_bytes = sum(map(len, map(PAYLOAD, pending)))
         came: list[Entry | Passed] = [*pending, *passed]
         self.known = MessageIdMap(TOPIC, list(map(ID, came)), came)
@@ -299,11 +304,11 @@ class ScheduleState:
             self.run(run_id)[1].mark_gone(index)
 
     def _restore(self, record: schedule_records.ScheduleCheckpoint) -> None:
-        for one in record.buckets:
-            bucket_id = BucketId(one.level, one.slot)
-            bucket = self.buckets[bucket_id] = Bucket(bucket_id, one.segments, BucketState(one.state))
-            bucket.quarantined = set(one.quarantined)
-            self._place(bucket, one.runs)
+        for stored in record.buckets:
+            bucket_id = BucketId(stored.level, stored.slot)
+            bucket = self.buckets[bucket_id] = Bucket(bucket_id, stored.segments, BucketState(stored.state))
+            bucket.quarantined = set(stored.quarantined)
+            self._place(bucket, stored.runs)
         for out in record.hand_outs:
             self.hand_outs[out.batch] = ScheduleHandOut(
                 out.batch, out.parts, {entry.seq: entry for entry in out.entries}, set(out.done)

@@ -245,7 +245,7 @@ def encode_run(entries: Sequence[Entry], columns: StoredColumns) -> tuple[bytes,
 def stored_columns(entries: Sequence[Entry]) -> StoredColumns:
     """Returns the columns of entries in stored form."""
     topics = list(map(TOPIC, entries))
-    numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
+    numbers = {topic: topic_number for topic_number, topic in enumerate(dict.fromkeys(topics))}
     return StoredColumns(
         due=to_bytes(array("Q", map(DUE, entries))),
         seq=to_bytes(array("Q", map(SEQ, entries))),
@@ -265,8 +265,8 @@ def decode_columns(data: bytes) -> Columns:
 def new_entries(batch: Sequence[TimedMessage], *, first_seq: int) -> list[Entry]:
     """Returns arriving messages as entries, numbered in order of arrival. A due time before 1970 becomes 1970."""
     return [
-        Entry(max(0, one.due_ms), seq, one.id, one.topic, one.payload)
-        for seq, one in enumerate(batch, first_seq)
+        Entry(max(0, message.due_ms), seq, message.id, message.topic, message.payload)
+        for seq, message in enumerate(batch, first_seq)
     ]  # fmt: skip
 
 
