@@ -271,8 +271,8 @@ def show_group(connection: Connection, topic: Topic, group: Group, as_json: AsJs
         print(f"paused\t{str(answer.paused).lower()}")
     if stall is not None:
         print(f"stalled\t{_stall_text(stall)}")
-    for name, value in settings.items():
-        print(f"{name}\t{escaped(msgspec.json.encode(value).decode())}")
+    for name, setting in settings.items():
+        print(f"{name}\t{escaped(msgspec.json.encode(setting).decode())}")
 
 
 @group_app.command()
@@ -293,8 +293,8 @@ def declare(
     """
     client = connection.client()
     config = client.group_config(topic, group)
-    named = {"ordered": ordered, "max_attempts": max_attempts, "start": start}
-    changes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    options = {"ordered": ordered, "max_attempts": max_attempts, "start": start}
+    changes: dict[str, Any] = {name: option for name, option in options.items() if option is not None}
     if start is not None:
         changes["start_at_ms"] = None
     if filter_ is not None:
@@ -643,8 +643,8 @@ def retry_refused(connection: Connection, ids: Ids, as_json: AsJson = False) -> 
 
 
 def _print_figures(figures: Mapping[str, int]) -> None:
-    for name, value in figures.items():
-        print(f"{escaped(name)}\t{value}")
+    for name, figure in figures.items():
+        print(f"{escaped(name)}\t{figure}")
 
 
 def _stall_text(stall: GroupStall) -> str:

@@ -136,9 +136,9 @@ def show_recurring(
         "added": utc_text(answer.added_at_ms), "fired_to": utc_text(answer.fired_to_ms), "failure": answer.failure,
         "body": answer.body,
     }  # fmt: skip
-    for field, value in fields.items():
-        if value is not None:
-            print(f"{field}\t{escaped(value)}")
+    for field, text in fields.items():
+        if text is not None:
+            print(f"{field}\t{escaped(text)}")
     for header, value in (answer.headers or {}).items():
         print(f"header\t{escaped(header)}={escaped(value)}")
     for next_ms in answer.next_ms:

@@ -96,7 +96,7 @@ def _tls_settings(url: BrokerUrl, ca_file: str | None) -> dict[str, object]:
     if (certificate is None) != (key is None):
         raise ConfigurationError("cert_file and key_file in the broker's URL belong together: give both")
     settings = {"ssl.ca.location": ca_file, "ssl.certificate.location": certificate, "ssl.key.location": key}
-    return {name: value for name, value in settings.items() if value is not None}
+    return {name: setting for name, setting in settings.items() if setting is not None}
 
 
 def _login_settings(url: BrokerUrl, token: str | None) -> dict[str, object]:

@@ -111,22 +111,22 @@ class PulsarRecordSender:
                     outstanding += 1
                     continue
                 except pulsar.PulsarException as error:
-                    result = self._checked(type(error).__name__)
-                if is_of_message(result):
-                    answers[index] = result
+                    result_name = self._checked(type(error).__name__)
+                if is_of_message(result_name):
+                    answers[index] = result_name
                     continue
                 # All of the topic's that follow have the same fate: otherwise one of them could go before this one.
-                refused[record.topic] = result
+                refused[record.topic] = result_name
             answers[index] = refused[record.topic]
         failure: BrokerError | None = None
         while outstanding:
-            for index, result in self._next_receipts(receipts, outstanding, deadline_ms=deadline_ms):
+            for index, result_name in self._next_receipts(receipts, outstanding, deadline_ms=deadline_ms):
                 outstanding -= 1
                 try:
-                    answers[index] = None if result == SUCCESS else self._checked(result)
+                    answers[index] = None if result_name == SUCCESS else self._checked(result_name)
                 except BrokerError as error:
                     failure = error
-                if result != SUCCESS and not is_of_message(result):
+                if result_name != SUCCESS and not is_of_message(result_name):
                     self._producers.pop(records[index].topic, None)  # it may be what was wrong
             if failure is not None:
                 raise failure

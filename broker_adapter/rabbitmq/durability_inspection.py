@@ -71,7 +71,7 @@ def queue_weaknesses(topic: str, queue: Mapping[str, Any], *, node_count: int) -
     """Returns how a queue may lose messages of the topic, by what the management API shows."""
     subject = f"queue {queue['name']}"
     limits = {**(queue.get("effective_policy_definition") or {})}
-    limits |= {name.removeprefix("x-"): value for name, value in queue["arguments"].items()}
+    limits |= {name.removeprefix("x-"): argument for name, argument in queue["arguments"].items()}
     if not queue["durable"]:
         problem = "it is not durable, and lost with all its messages when the server restarts"
         yield Weakness(subject=subject, problem=problem, cure=_QUORUM_CURE, topic=topic)

@@ -103,7 +103,7 @@ def _settings(node: redis.Redis) -> Mapping[str, str]:
         if CODES.get(code_of(error)) is Treatment.NOT_AUTHORIZED or code_of(error) == "ERR":
             return {}
         raise
-    return {_text(name): _text(value) for name, value in settings.items()}
+    return {_text(name): _text(setting) for name, setting in settings.items()}
 
 
 def _text(value: str | bytes) -> str:
@@ -111,8 +111,8 @@ def _text(value: str | bytes) -> str:
 
 
 def _replicas_online(info: Mapping[str, Any]) -> int:
-    listed = [value for name, value in info.items() if name.startswith("slave") and isinstance(value, dict)]
-    return sum(replica.get("state") == "online" for replica in listed)
+    replicas = [replica for name, replica in info.items() if name.startswith("slave") and isinstance(replica, dict)]
+    return sum(replica.get("state") == "online" for replica in replicas)
 
 
 def _of_version(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -86,7 +86,9 @@ class BrokerSettings:
 
     def _settings(self, address: tuple[str, int], deadline: float) -> dict[str, str]:
         body = ask(address, BROKER_CONFIG, login=self._login, timeout_s=_left_s(deadline)).decode()
-        return {name: value for line in body.splitlines() for name, equals, value in [line.partition("=")] if equals}
+        return {
+            name: setting for line in body.splitlines() for name, equals, setting in [line.partition("=")] if equals
+        }
 
     def _release(self, address: tuple[str, int], deadline: float) -> str:
         table = self._asked(address, BROKER_RUNTIME_INFO, deadline)["table"]

@@ -274,7 +274,7 @@ class TimerBroker:
         for (topic, group, slot), named in by_group_slot.items():
             for begin in range(0, len(named), MOVES_MAX):
                 part = named[begin : begin + MOVES_MAX]
-                arguments = [*head, *(value for _, receipt in part for value in (receipt.epoch, receipt.id))]
+                arguments = [*head, *(argument for _, receipt in part for argument in (receipt.epoch, receipt.id))]
                 calls.append(self._runner.scripts.of_group(script, topic, slot, group, arguments))
                 indexes.append([index for index, _ in part])
         for part_indexes, answer in zip(indexes, self._runner.run(calls), strict=True):

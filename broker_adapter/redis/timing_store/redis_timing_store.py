@@ -132,9 +132,9 @@ class RedisTimingStore:
         """See TimingAdmin.prepare."""
         deadline = Deadline(self._clock, self._timeout_ms)
         asked_at_ms = self._clock.now_ms()
-        for address, info in self._sender.until_answered(_settings, deadline):
-            _check_settings(address, info)
-            ahead_ms = clock_ahead_ms(info, asked_at_ms=asked_at_ms, answered_at_ms=self._clock.now_ms())
+        for address, settings in self._sender.until_answered(_settings, deadline):
+            _check_settings(address, settings)
+            ahead_ms = clock_ahead_ms(settings, asked_at_ms=asked_at_ms, answered_at_ms=self._clock.now_ms())
             if ahead_ms:
                 logger.warning("timing_store_clock_differs", extra={"node": address, "ahead_ms": ahead_ms})
         try:
