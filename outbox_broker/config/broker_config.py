@@ -86,7 +86,7 @@ class BrokerConfig(_Options):
     @model_validator(mode="before")
     @classmethod
     def _without_others_keys(cls, table: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in table.items() if name not in _OTHERS_KEYS}
+        return {name: setting for name, setting in table.items() if name not in _OTHERS_KEYS}
 
     @field_validator("*", mode="before")
     @classmethod

@@ -170,7 +170,7 @@ def _serve_timing_store(
     """Fire the timers of a store; `of_source`: the flags of its database and broker, nested like the file."""
     of_service = {name: flags[name] for name in ("host", "port", "zone")}
     of_logs = {name: flags[name] for name in ("log_level", "log_format")}
-    _refuse({name: value for name, value in flags.items() if name not in of_service | of_logs})
+    _refuse({name: flag for name, flag in flags.items() if name not in of_service | of_logs})
     compensator = {**of_source["compensator"], **of_service}
     _timing_commands(store).serve(store, {**of_source, **of_logs, "compensator": compensator}, config)
 
@@ -245,13 +245,13 @@ def _timing_commands(store: str) -> TimingCommands:
 
 def _refuse(options: Mapping[str, object]) -> None:
     """Refuse options that have no meaning with a timing store."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value not in (None, False)]
+    given = [f"--{name.replace('_', '-')}" for name, option in options.items() if option not in (None, False)]
     if given:
         raise ConfigurationError(f"{', '.join(given)}: not with a timing store; see outbox delay COMMAND --help")
 
 
 def _database(url: list[str] | None, schema: list[str] | None) -> dict[str, Any]:
     """Flags of the compensator, nested like its file."""
-    found: dict[str, Any] = {"database": {} if url else {"schemas": schema}}
-    sources = [{"url": one, **({"schemas": schema} if schema else {})} for one in url or []]
-    return {**found, "compensator": {"sources": sources}}
+    flags: dict[str, Any] = {"database": {} if url else {"schemas": schema}}
+    sources = [{"url": database_url, **({"schemas": schema} if schema else {})} for database_url in url or []]
+    return {**flags, "compensator": {"sources": sources}}

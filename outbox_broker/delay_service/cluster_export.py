@@ -151,23 +151,24 @@ class ClusterExport:
             actions.commit()  # a full segment is followed by another one only then
         report.cancels += len(cancels)
         if len(cancels) >= self.options.cancels_max:  # then older ones of a scope were forgotten
-            oldest_ms = {one.scope: one.at_ms for one in reversed(cancels)}
+            oldest_ms = {cancel.scope: cancel.at_ms for cancel in reversed(cancels)}
             report.cancels_since_ms = max(report.cancels_since_ms, *oldest_ms.values())
 
 
 def _markers(batch: Sequence[TimedMessage]) -> list[bytes]:
     """Returns the schedule marker of each message; one that cannot be decoded is never delivered, and has none."""
-    found = []
-    for one in batch:
+    markers = []
+    for timed_message in batch:
         try:
-            message = published(one)
+            message = published(timed_message)
         except InvalidMessage as error:
             logger.warning(
-                "message_not_decodable", extra={"topic": one.topic, "message_id": one.id, "error": str(error)}
+                "message_not_decodable",
+                extra={"topic": timed_message.topic, "message_id": timed_message.id, "error": str(error)},
             )
             continue
-        found.append(stored_marker(message, now_ms=0))
-    return found
+        markers.append(stored_marker(message, now_ms=0))
+    return markers
 
 
 def _action(cancel: Cancel) -> bytes:

@@ -99,26 +99,26 @@ class TargetPublisher:
         readable: dict[int, Message] = {}
         parked: dict[int, str] = {}
         taken: set[int] = set()
-        for place, one in enumerate(batch):
+        for position, timed_message in enumerate(batch):
             try:
-                if (refused := _stored(one).refused) is not None:
-                    if (one.topic, one.id) in self._taken_by_retry:
-                        taken.add(place)
+                if (refused := _stored(timed_message).refused) is not None:
+                    if (timed_message.topic, timed_message.id) in self._taken_by_retry:
+                        taken.add(position)
                     else:
-                        parked[place] = refused
+                        parked[position] = refused
                 else:
-                    readable[place] = _message(one)
+                    readable[position] = _message(timed_message)
             except InvalidMessage as error:
-                results[place] = PublishResult(one.id, PublishStatus.REJECTED, str(error))
-        places = list(readable)
+                results[position] = PublishResult(timed_message.id, PublishStatus.REJECTED, str(error))
+        positions = list(readable)
         answer = publish_isolated(self._target.publish, list(readable.values()))
-        results.update((places[at], result) for at, result in answer.results.items())
-        stalls = self._stalls.tried((readable[places[at]], result) for at, result in answer.results.items())
+        results.update((positions[at], result) for at, result in answer.results.items())
+        stalls = self._stalls.tried((readable[positions[at]], result) for at, result in answer.results.items())
         again = self._settle(batch, results, stalls=stalls)
-        again += [self._parked(batch[place], error) for place, error in parked.items()]
+        again += [self._parked(batch[position], error) for position, error in parked.items()]
         undecided = set(range(len(batch))) - results.keys() - parked.keys() - taken
-        left = {(batch[place].topic, batch[place].id) for place in undecided}
-        self._taken_by_retry.difference_update((batch[place].topic, batch[place].id) for place in taken)
+        left = {(batch[position].topic, batch[position].id) for position in undecided}
+        self._taken_by_retry.difference_update((batch[position].topic, batch[position].id) for position in taken)
         return DeliveryOutcome(again=again, left=left, outage=answer.outage)
 
     def retry(self, one: TimedMessage) -> PublishResult | None:
@@ -170,21 +170,25 @@ class TargetPublisher:
         fired: Counter[str] = Counter()
         deferred: defaultdict[str, list[tuple[TimedMessage, str]]] = defaultdict(list)
         parked: defaultdict[str, list[tuple[TimedMessage, str]]] = defaultdict(list)
-        for place, result in results.items():
-            one = batch[place]
-            attempts = 0 if result.status.is_success else _attempts(one) + 1
+        for position, result in results.items():
+            timed_message = batch[position]
+            attempts = 0 if result.status.is_success else _attempts(timed_message) + 1
             decision = decide(
-                result, attempts=attempts, stalls=stalls.get(one.topic, 1), backoff=self._backoff, jitter=jitter
+                result,
+                attempts=attempts,
+                stalls=stalls.get(timed_message.topic, 1),
+                backoff=self._backoff,
+                jitter=jitter,
             )
             match decision:
                 case Acceptance():
-                    fired[one.topic] += 1
+                    fired[timed_message.topic] += 1
                 case Retry(delay_ms, error):
-                    again.append(_tried(one, due_ms=now_ms + delay_ms, attempts=attempts))
-                    deferred[one.topic].append((one, error))
+                    again.append(_tried(timed_message, due_ms=now_ms + delay_ms, attempts=attempts))
+                    deferred[timed_message.topic].append((timed_message, error))
                 case Park(error):
-                    again.append(self._parked(one, error))
-                    parked[one.topic].append((one, error))
+                    again.append(self._parked(timed_message, error))
+                    parked[timed_message.topic].append((timed_message, error))
                 case _:
                     assert_never(decision)
         for topic, messages in fired.items():

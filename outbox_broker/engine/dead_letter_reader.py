@@ -158,7 +158,7 @@ def _dead_runs(
             break
         end = min(run.end, run.first + count_left)
         located = group.located(topic.index, [(run.first, end)])
-        runs += [(replace(run, first=first, end=behind), places) for (first, behind), places in located]
+        runs += [(replace(run, first=first, end=behind), place_runs) for (first, behind), place_runs in located]
         count_left -= end - run.first
         following = end if end < run.end else None
     return runs, following

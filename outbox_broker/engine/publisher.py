@@ -176,8 +176,8 @@ class Publisher:
                 sorting.topics_new.add(message.topic)
         schedule_place: Place | None = None
         if sorting.later:
-            later, schedule_place = self._append_later([message for _, message in sorting.later], now_ms=now_ms)
-            for (index, _), result in zip(sorting.later, later, strict=True):
+            later_results, schedule_place = self._append_later([message for _, message in sorting.later], now_ms=now_ms)
+            for (index, _), result in zip(sorting.later, later_results, strict=True):
                 sorting.results[index] = result
         plain, counts = arranged(sorting.plain)
         if plain:

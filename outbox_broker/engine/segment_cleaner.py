@@ -266,11 +266,11 @@ class SegmentCleaner:
     def _take(self, name: str, group: Group, copied: Iterable[_Copied], *, moved_to: int) -> None:
         """Write the action by which a group has messages at their new places, if it wants any. Under the lock."""
         entries: list[MovedEntry] = []
-        for sequence, place, was_at in copied:
+        for sequence, new_place, was_at in copied:
             now_at = group.aside.place(sequence)
             # It may have been settled, or edited, while it was copied.
             if (None if now_at is None else now_at.offset) == was_at and group.may_deliver(sequence):
-                entries.append((sequence, *place))
+                entries.append((sequence, *new_place))
         if entries or group.oldest() < min(moved_to, group.position):
             self._writer.act(
                 journal.MovedAside(

@@ -291,7 +291,7 @@ class Group:
     def open_in_topic(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yields those of open_ranges() that are not aside from their topic."""
         for open_range in self.open_ranges(max(start, self.moved_to), end):
-            yield from ((first, stop) for first, stop, place in self.aside.parts(*open_range) if place is None)
+            yield from ((first, stop) for first, stop, own_place in self.aside.parts(*open_range) if own_place is None)
 
     def oldest_unsettled(self) -> int:
         """Returns the first sequence that is not settled or not consumed yet."""
@@ -310,9 +310,9 @@ class Group:
         aside from its topic is a range of its own.
         """
         return [
-            ((first, end), list(index.runs(first, end)) if place is None else [PlaceRun(first, end, *place)])
+            ((first, end), list(index.runs(first, end)) if own_place is None else [PlaceRun(first, end, *own_place)])
             for wanted in ranges
-            for first, end, place in self.aside.parts(*wanted)
+            for first, end, own_place in self.aside.parts(*wanted)
         ]
 
     # -- settling ----------------------------------------------------------------------------------------------------

@@ -25,14 +25,14 @@ class LedgerSnapshots:
         with ExitStack() as still:
             for lock in self._engine.locks():
                 still.enter_context(lock)
-            infos, at_ms = self._segments.list_ends(), self._clock.now_ms()
-        self._segments.make_durable(infos)
+            segment_infos, at_ms = self._segments.list_ends(), self._clock.now_ms()
+        self._segments.make_durable(segment_infos)
         segments = [
             SnapshotSegment(
-                name=info.name, kind=info.kind, epoch=info.epoch, first=info.first, created_at_ms=info.created_at_ms,
-                end=info.end,
+                name=segment.name, kind=segment.kind, epoch=segment.epoch, first=segment.first,
+                created_at_ms=segment.created_at_ms, end=segment.end,
             )
-            for info in infos
+            for segment in segment_infos
         ]  # fmt: skip
         size_bytes = sum(segment.end or 0 for segment in segments)
         return SnapshotAnswer(at_ms=at_ms, files=len(segments), size_bytes=size_bytes, segments=segments)

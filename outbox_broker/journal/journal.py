@@ -89,10 +89,11 @@ class Journal:
         self.recovered = JournalReplay(segments, name, has_checkpoints=has_checkpoints)
         """What the log said at the opening; its checkpoint until resume()."""
         self._infos = list(self.recovered.segments)
-        for info in self._infos:
-            if info.epoch and info.kind is not kind:  # without an epoch its head is damaged, and the kind not known
+        for segment in self._infos:
+            # Without an epoch its head is damaged, and the kind not known.
+            if segment.epoch and segment.kind is not kind:
                 raise SegmentDamaged(
-                    f"{info.name}: it is a segment of another log, or was renamed; restore it from a copy"
+                    f"{segment.name}: it is a segment of another log, or was renamed; restore it from a copy"
                 )
         self._end = self.recovered.end
         self._frames = self.recovered.frames  # of the last block of the newest segment

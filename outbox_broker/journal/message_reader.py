@@ -73,9 +73,9 @@ def read_runs(log: Journal, runs: Sequence[PlaceRun], *, first: int, end: int, b
     for stretch in _stretches(runs):
         if read_bytes > bytes_max:
             break
-        for run, data in _read_stretch(log, stretch):
+        for run, run_frames in _read_stretch(log, stretch):
             low, high = max(first, run.first), min(end, run.end)
-            records = _records(data, run)
+            records = _records(run_frames, run)
             found += [(sequence, records[sequence - run.first]) for sequence in range(low, high)]
         read_bytes += sum(run.size_bytes for run in stretch)
     return found

@@ -132,7 +132,7 @@ class JournalReplay:
                 f"{segment.name}: a change of state at {block.position - segment.first} is lost; "
                 f"restore {segment.name} from a copy"
             )
-        frames = [Frame(FrameKind.CHANGE, number, changes[number]) for number in sorted(changes)]
+        frames = [Frame(FrameKind.CHANGE, change_number, changes[change_number]) for change_number in sorted(changes)]
         return block._replace(frames=frames, starts=[], damaged=0 if is_whole else block.damaged or 1)
 
     # -- end and checkpoint ------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ class TopicIndex(msgspec.Struct, gc=False):
         start, stop = self._blocks_in(blocks[0][2].segment)
         self._block_firsts[start:stop] = array("Q", [first for first, _, _ in blocks])
         self._block_times[start:stop] = array("q", [time_ms for _, time_ms, _ in blocks])
-        self._places[start:stop] = [place for _, _, place in blocks]
+        self._places[start:stop] = [block_place for _, _, block_place in blocks]
 
     # -- dropping ----------------------------------------------------------------------------------------------------
 
@@ -267,11 +267,11 @@ class TopicIndex(msgspec.Struct, gc=False):
         """Returns whether the topic's oldest message may be stored before an offset of the message log."""
         if self._places:
             return self._places[0].segment < log_offset
-        return any(self.tail.row(number)[1] < log_offset for number in range(len(self.tail)))
+        return any(self.tail.row(run_number)[1] < log_offset for run_number in range(len(self.tail)))
 
     def drop_below(self, sequence: int) -> None:
         """Drop the messages below a sequence and start there; a run that extends beyond it is kept whole."""
-        count = sum(self._first_behind(number + 1) <= sequence for number in range(len(self._places)))
+        count = sum(self._first_behind(block_number + 1) <= sequence for block_number in range(len(self._places)))
         if count:
             del self._block_firsts[:count], self._block_times[:count], self._places[:count]
         if not self._places:
@@ -303,8 +303,8 @@ class TopicIndex(msgspec.Struct, gc=False):
         _, offset, size, _ = tail.row(-1)
         if offset == DAMAGED or offset + size <= durable_end:
             return end
-        for number in range(max(tail.number_of(start), 0), len(tail)):
-            first, offset, size, _ = tail.row(number)
+        for run_number in range(max(tail.number_of(start), 0), len(tail)):
+            first, offset, size, _ = tail.row(run_number)
             if first >= end:
                 return end
             if offset != DAMAGED and offset + size > durable_end:
@@ -313,15 +313,15 @@ class TopicIndex(msgspec.Struct, gc=False):
 
     def durable_end(self, durable_end: int) -> int:
         """Returns the end of the durable sequences. Searches from the end, where the runs that are not durable are."""
-        found = self.end
-        for number in reversed(range(len(self.tail))):
-            first, offset, size, _ = self.tail.row(number)
+        end = self.end
+        for run_number in reversed(range(len(self.tail))):
+            first, offset, size, _ = self.tail.row(run_number)
             if offset == DAMAGED:
                 continue
             if offset + size <= durable_end:
                 break
-            found = max(first, self.start)
-        return found
+            end = max(first, self.start)
+        return end
 
     def is_in_memory(self, sequence: int) -> bool:
         """Returns whether this sequence and all later ones can be looked up without reading a footer."""

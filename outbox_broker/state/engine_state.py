@@ -314,7 +314,7 @@ def settings_of(config: GroupConfig) -> dict[str, str | int | float | bool | Non
 
 def config_of(settings: dict[str, str | int | float | bool | None]) -> GroupConfig:
     """Parses a group's serialised settings; settings unknown to this version are ignored."""
-    return GroupConfig(**{name: value for name, value in settings.items() if name in _SETTINGS})  # type: ignore[arg-type]
+    return GroupConfig(**{name: setting for name, setting in settings.items() if name in _SETTINGS})  # type: ignore[arg-type]
 
 
 def _replay_on_group(group: Group, action: journal.Action) -> None:  # noqa: C901 - one arm an action
