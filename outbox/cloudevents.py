@@ -78,7 +78,9 @@ class CloudEvents:
             attributes["deliverat"] = rfc3339(deliver_at_ms)
         attributes.update({name: headers[name] for name in TRACE if name in headers})
         present = {name.lower() for name in headers}
-        made = {PREFIX + name: encode(value) for name, value in attributes.items() if PREFIX + name not in present}
+        made = {
+            PREFIX + name: encode(attribute) for name, attribute in attributes.items() if PREFIX + name not in present
+        }
         return {**headers, **made}
 
 

@@ -251,4 +251,4 @@ def _server_jars() -> Path:
 
 
 def _write(path: Path, settings: Mapping[str, object]) -> None:
-    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    path.write_text("".join(f"{name}={setting}\n" for name, setting in settings.items()))

@@ -265,11 +265,11 @@ def _lines(path: Path) -> int:
 
 def _print(outcome: _Outcome, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({name.replace(" ", "_"): value for name, value in outcome.figures.items()}))
+        typer.echo(json.dumps({name.replace(" ", "_"): figure for name, figure in outcome.figures.items()}))
         for line in outcome.prose if outcome.is_fatal else ():
             talk.print(line, markup=False)
         return
-    for name, value in outcome.figures.items():
-        typer.echo(f"{name:>13} {value:>9,}")
+    for name, figure in outcome.figures.items():
+        typer.echo(f"{name:>13} {figure:>9,}")
     for line in outcome.prose:
         typer.echo(line)

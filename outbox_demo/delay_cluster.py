@@ -43,7 +43,7 @@ class DelayCluster:
         self._processes = processes
         self._say = say
         environment = {
-            **{name: value for name, value in SETTINGS.items() if name not in os.environ}, **servers.environment
+            **{name: setting for name, setting in SETTINGS.items() if name not in os.environ}, **servers.environment
         }  # fmt: skip
         self._first, self._second = (
             ServerProcess(

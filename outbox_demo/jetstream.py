@@ -63,11 +63,11 @@ class JetStream:
 
     def unsettled(self) -> int:
         """Messages that a consumer has pending, and those that it has not been given."""
-        infos = [
+        consumers = [
             self._run(lambda group=group: self._stream.consumer_info(self._name, group))  # type: ignore[misc]
             for group in self._topics.groups
         ]
-        return sum((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos)
+        return sum((consumer.num_pending or 0) + (consumer.num_ack_pending or 0) for consumer in consumers)
 
     def remove_topics(self) -> None:
         """Delete the stream with its consumers."""

@@ -211,7 +211,7 @@ def _flags(
 ) -> dict[str, Any]:
     """The flags common to both commands, nested like the file. Databases named by flags replace those of the file."""
     database = {"schemas": schemas, "password_file": password_file}
-    sources = [{"url": url, **{name: value for name, value in database.items() if value}} for url in urls or []]
+    sources = [{"url": url, **{name: flag for name, flag in database.items() if flag}} for url in urls or []]
     return {
         "database": {} if urls else database,
         "broker": {"url": broker, "token_file": token_file},
@@ -244,7 +244,7 @@ def _print(report: BatchTotals, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({**figures, "outage": str(report.outage) if report.outage else None}))
         return
-    typer.echo(", ".join(f"{name} {value:,}" for name, value in figures.items()))
+    typer.echo(", ".join(f"{name} {figure:,}" for name, figure in figures.items()))
     if report.outage is not None:
         talk.print(escaped(f"the broker was out: {report.outage}"), markup=False, highlight=False, soft_wrap=True)
     elif report.retried or report.parked:

@@ -209,8 +209,8 @@ class CompensatorMetrics:
         self._breaker.labels(broker).set_function(lambda: 1 if is_out() else 0)
 
     def _begin_at_zero(self) -> None:
-        for result in _SCANS:
-            self._scans.labels(result)
+        for turn_result in _SCANS:
+            self._scans.labels(turn_result)
         for outcome in OUTCOMES:
             self._rows.labels(outcome)
         for table in ("archive", "inbox", "order_head"):

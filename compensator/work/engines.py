@@ -62,4 +62,4 @@ def _bounded(database: URL | str) -> URL | str:
     bounds = database_named(url.get_backend_name()).timeout_options(
         url, connect_seconds=CONNECT_SECONDS_MAX, statement_seconds=STATEMENT_SECONDS_MAX
     )
-    return url.update_query_dict({name: value for name, value in bounds.items() if name not in url.query})
+    return url.update_query_dict({name: bound for name, bound in bounds.items() if name not in url.query})

@@ -61,8 +61,8 @@ def print_message(message: UnsentMessage, content: MessageContent, *, with_body:
         typer.echo(json.dumps(figures | (_json_body(content) if with_body else {})))
         return
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in _for_people(message, content, shown_headers).items():
-        table.add_row(name, Text(escaped(value), overflow="fold"))
+    for name, text in _for_people(message, content, shown_headers).items():
+        table.add_row(name, Text(escaped(text), overflow="fold"))
     Console().print(table)
     if with_body:
         typer.echo("")
@@ -117,7 +117,7 @@ def _for_people(
         "body": f"{content.body_bytes:,} bytes, SHA-256 {content.body_sha256}",
         "last error": message.last_error,
     }
-    return {name: value for name, value in fields.items() if value}
+    return {name: text for name, text in fields.items() if text}
 
 
 def _headers(text: str | None) -> dict[str, Any]:

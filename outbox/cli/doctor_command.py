@@ -54,14 +54,14 @@ def doctor(
         url=database_url(url, password_file=password_file), schema=schema, role=role,
         open_broker=None if broker is None else lambda: connect(broker, **options),
     )  # fmt: skip
-    results = []
-    for result in run_checks(target, timeout_s=timeout_s):
-        results.append(result)
+    checks = []
+    for check in run_checks(target, timeout_s=timeout_s):
+        checks.append(check)
         if not as_json:
-            _print(result)
-    is_well = all(result.status is not Status.FAIL for result in results)
+            _print(check)
+    is_well = all(check.status is not Status.FAIL for check in checks)
     if as_json:
-        typer.echo(json.dumps({"ok": is_well, "checks": [asdict(result) for result in results]}))
+        typer.echo(json.dumps({"ok": is_well, "checks": [asdict(check) for check in checks]}))
     raise typer.Exit(0 if is_well else 1)
 
 

@@ -46,7 +46,7 @@ def prepare(dialect: Dialect, statement: ClauseElement) -> PreparedStatement:
     # exec_driver_sql takes a tuple of parameters, which all our drivers accept in their positional style.
     positional = cast("Any", type(dialect))(paramstyle=database_of(dialect).paramstyle)
     compiled = cast("Any", statement.compile(dialect=positional))
-    constants = {name: value for name, value in compiled.params.items() if value is not None}
+    constants = {name: constant for name, constant in compiled.params.items() if constant is not None}
     return PreparedStatement(str(compiled), tuple(compiled.positiontup or ()), constants)
 
 

@@ -61,7 +61,7 @@ def read_groups(checkpoint: bytes) -> list[tuple[str, str]]:
 def read_places(checkpoint: bytes) -> list[PlacedMessage]:
     """Returns the messages that groups had aside from their topics. Raises DECODE_ERRORS."""
     return [
-        PlacedMessage(group.topic, group.name, sequence, *place)
+        PlacedMessage(group.topic, group.name, sequence, *own_place)
         for group in _decode(checkpoint).groups
-        for sequence, place in group.places.items()
+        for sequence, own_place in group.places.items()
     ]

@@ -26,8 +26,8 @@ def connect(url: str, **options: object) -> Broker:
     a delay service that the URL does not name.
     """
     url, delay_url = _without_delay(url)
-    of_delay = {name.removeprefix("delay_"): value for name, value in options.items() if name.startswith("delay_")}
-    of_target = {name: value for name, value in options.items() if not name.startswith("delay_")}
+    of_delay = {name.removeprefix("delay_"): option for name, option in options.items() if name.startswith("delay_")}
+    of_target = {name: option for name, option in options.items() if not name.startswith("delay_")}
     if delay_url is None:
         for name in of_delay:
             raise ConfigurationError(

@@ -548,7 +548,7 @@ def non_finite_path(body: object) -> str | None:
             case float() if not math.isfinite(value):
                 return f"{path} ({value})"
             case dict():
-                waiting.extend((f"{path}.{name}", item) for name, item in reversed(value.items()))
+                waiting.extend((f"{path}.{name}", member) for name, member in reversed(value.items()))
             case list() | tuple():
                 waiting.extend((f"{path}[{index}]", value[index]) for index in range(len(value) - 1, -1, -1))
     return None

@@ -111,8 +111,8 @@ def file_tables(declaration: SettingsDeclaration, file: Path) -> dict[str, Any]:
 
 def present_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags without those that were not given."""
-    nested = {name: present_flags(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
-    return {name: value for name, value in nested.items() if value is not None and value != []}
+    nested = {name: present_flags(flag) if isinstance(flag, Mapping) else flag for name, flag in flags.items()}
+    return {name: flag for name, flag in nested.items() if flag is not None and flag != []}
 
 
 def origin_of(location: Sequence[str | int], *, flags: Mapping[str, Any], file: Path | None) -> str:
