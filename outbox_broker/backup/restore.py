@@ -27,7 +27,7 @@ from outbox_broker.backup.manifest import (
 from outbox_broker.backup.verify import check_backup
 from outbox_broker.log.folder_format import refuse_format
 from outbox_broker.log.folder_lock import FolderLock, refuse_nested
-from outbox_broker.log.restored_folder import FILE_NAME as RESTORED
+from outbox_broker.log.restored_folder import NAME as RESTORED
 from outbox_broker.log.restored_folder import UNFINISHED, Restored, epoch_of_restore
 from outbox_broker.log.storage import Storage, write_synced
 from outbox_broker.segments.local import boot_id

@@ -18,10 +18,10 @@ from typing import Final, Self
 
 import msgspec
 
-from outbox_broker.log.cordon import FILE_NAME as CORDON
+from outbox_broker.log.cordon import NAME as CORDON
 from outbox_broker.log.folder_format import FILE_NAME as FORMAT
 from outbox_broker.log.folder_lock import PARTS, SNAPSHOT, FolderLock
-from outbox_broker.log.restored_folder import FILE_NAME as RESTORED
+from outbox_broker.log.restored_folder import NAME as RESTORED
 from outbox_broker.segments.local import SUFFIX, boot_id
 from outbox_broker.segments.writer_epoch import FILE_NAME as EPOCH
 from outbox_core.common.clock import Clock

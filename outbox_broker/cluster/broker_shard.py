@@ -29,7 +29,6 @@ from outbox_core.runtime.event_logger import EventLogger
 logger: EventLogger = EventLogger(__name__)
 
 REFUSAL: Final = "a broker on BookKeeper has neither a target that refuses messages, nor a folder"
-CORDON_REFUSAL: Final = "a broker on BookKeeper is not cordoned: `outbox broker store drain` hands it to another node"
 UNCONFIRMED_BYTES_MAX: Final = 24 * 1024 * 1024
 """Of all that the bookies have not confirmed yet, above which publishes are refused. Above 32 MiB of one segment an
 append waits, and all who wait for the engine's lock with it. A footer of half a million ids, with which a segment
@@ -103,7 +102,7 @@ class BrokerShard:
             try:
                 engine = Engine.open(
                     Path(folder.name), clock=clock, options=options, reserve=reserve,
-                    segments=lambda _part: opened.store,
+                    segments=lambda _part: opened.store, annotations=opened.annotations,
                 )  # fmt: skip
                 failing.callback(engine.close)
                 reserve.engine = engine
@@ -121,8 +120,7 @@ class BrokerShard:
         if isinstance(store, LedgerSegments):  # and not in a folder that the nodes share
             snapshots = LedgerSnapshots(engine, store, clock=engine.context.clock)
         return replace(
-            ServicePorts.of(engine), snapshots=snapshots, check_owner=self.permit.require, refusal=REFUSAL,
-            cordon_refusal=CORDON_REFUSAL,
+            ServicePorts.of(engine), snapshots=snapshots, check_owner=self.permit.require, refusal=REFUSAL
         )  # fmt: skip
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outbox_broker.cluster.cluster_errors import NotOwner
 from outbox_broker.cluster.ownership_lease import ShardPermit
+from outbox_broker.log.annotations import Annotations
 from outbox_broker.segments.port import Segments
 from outbox_core.common.backoff import Backoff
 from outbox_core.common.clock import Clock
@@ -27,10 +28,13 @@ logger: EventLogger = EventLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedShard:
-    """The segments of a shard, of which this process is the only writer until `close`, and the writer's epoch."""
+    """The segments of a shard, of which this process is the only writer until `close`, the writer's epoch, and what
+    owners leave beside the segments to those after them.
+    """
 
     store: Segments
     epoch: int
+    annotations: Annotations
     close: Callable[[], None]
 
 

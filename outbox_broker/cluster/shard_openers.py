@@ -16,6 +16,8 @@ from outbox_broker.cluster.cluster_settings import ClusterSettings
 from outbox_broker.cluster.shard_host import OpenedShard, OpenShard
 from outbox_broker.cluster.znode_records import ClusterConfig, ZnodeLayout
 from outbox_broker.cluster.zone_file import ZoneFile
+from outbox_broker.log.annotations import FolderAnnotations
+from outbox_broker.log.storage import DiskStorage
 from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.event_logger import EventLogger
@@ -115,6 +117,7 @@ def _in_folder(folder: Path) -> OpenShard:
             store = LocalSegments.open(folder / shard)
         except ConfigurationError as error:  # its former owner has it open still
             raise StorageFailed(str(error)) from error
-        return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+        annotations = FolderAnnotations(folder / shard, storage=DiskStorage())
+        return OpenedShard(store=store, epoch=store.epoch, annotations=annotations, close=store.close)
 
     return open_shard

@@ -12,6 +12,7 @@ from outbox_broker.config.credential_reload import reload_credentials
 from outbox_broker.delay_service.delay_proxy import DelayProxy
 from outbox_broker.http.server import HttpServer, StorageWatch, bind
 from outbox_broker.http.service_ports import ServicePorts
+from outbox_broker.log.annotations import FolderAnnotations
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.log.folder_format import note_format, refuse_other_format
@@ -79,7 +80,7 @@ class _RunningService:
             note_format(self._config.data)  # it is asked again, now that nobody else can write
             self._schedule = DelayStore.open(self._store, reserve=reserve)
             reserve.take()
-            cordon = Cordon(self._config.data, storage=syncs, clock=SystemClock())
+            cordon = Cordon(FolderAnnotations(self._config.data, storage=syncs), clock=SystemClock())
             cordon.load()
             snapshots = FolderSnapshots(
                 self._config.data, clock=SystemClock(),

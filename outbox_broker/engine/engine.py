@@ -44,6 +44,7 @@ from outbox_broker.engine.topic_reader import TopicReader
 from outbox_broker.engine.wakeups import RecentGroupDeletions, Wakeups
 from outbox_broker.group.consumer_group import EPOCH_SHIFT
 from outbox_broker.journal.journal import Journal
+from outbox_broker.log.annotations import Annotations, FolderAnnotations
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.disk_reserve import Reserve, is_refused
 from outbox_broker.log.folder_format import note_format, refuse_other_format
@@ -80,7 +81,7 @@ class Engine:
 
     def __init__(
         self, folder: Path, *, clock: Clock, options: EngineOptions, storage: Storage, segments: OpenSegments | None,
-        reserve: Reserve | None,
+        reserve: Reserve | None, annotations: Annotations | None,
     ) -> None:  # fmt: skip
         """Called by open(), which creates engines."""
         self.syncs = TimedStorage(storage, clock_s=time.perf_counter)
@@ -104,7 +105,8 @@ class Engine:
         self.retention = LogRetention(context, writer, wakeups, groups, dispatcher, self.cleaner)
         self.stalls = StallWatch(context, wakeups, groups)
         self.timer = EngineTimer(context, wakeups, dispatcher, redrive_clock, keep_house=self._keep_house)
-        self._cordon = cordon = Cordon(folder, storage=self.syncs, clock=clock)
+        self._annotations = annotations or FolderAnnotations(folder, storage=self.syncs)
+        self._cordon = cordon = Cordon(self._annotations, clock=clock)
         self.publisher = Publisher(context, writer, wakeups, groups, dispatcher, self.timer, cordon=cordon)
         self.puller = Puller(
             context, writer, wakeups, groups, dead_letters, deleted, footer_repair, dispatcher, redrive_clock
@@ -130,12 +132,14 @@ class Engine:
         storage: Storage | None = None,
         segments: OpenSegments | None = None,
         reserve: Reserve | None = None,
+        annotations: Annotations | None = None,
     ) -> Self:
         """Open a data folder, creating it if needed: take its lock, replay its logs, start the timer.
 
         `segments` opens what one of the engine's parts keeps ("messages", "actions", "schedule"), and makes this engine
         its owner: by default a folder of that name in the data folder, through `storage`. They may be the same for all
-        parts. `reserve`: whether there is room, if not by the disk of the data folder.
+        parts. `reserve`: whether there is room, if not by the disk of the data folder. `annotations`: what owners leave
+        to those after them, if not in files of the data folder.
         Raises ConfigurationError when another process uses the folder, or it is inside another data folder, or of a
         format that this release does not open, before anything is changed;
         StorageFailed, or SegmentDamaged; RuntimeError if the process can have no more threads.
@@ -146,7 +150,7 @@ class Engine:
             folder.mkdir(parents=True, exist_ok=True)
             engine = cls(
                 folder, clock=clock or SystemClock(), options=options or EngineOptions(),
-                storage=storage or DiskStorage(), segments=segments, reserve=reserve,
+                storage=storage or DiskStorage(), segments=segments, reserve=reserve, annotations=annotations,
             )  # fmt: skip
             engine._folder_lock.acquire()
         except OSError as error:
@@ -287,7 +291,7 @@ class Engine:
         context, state = self.context, self.context.state
         context.reserve.release()
         self._cordon.load()
-        origin = restored(context.folder)
+        origin = restored(self._annotations)
         context.receipts_from = 0 if origin is None else origin.epoch << EPOCH_SHIFT
         unsettled = self._open_schedule()
         context.messages = Journal(

@@ -9,7 +9,6 @@ from outbox_broker.http.ledger_snapshots import LedgerSnapshots
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
 from outbox_broker.http.service_ports import ForOperators
-from outbox_broker.log.cordon import Cordon
 from outbox_core.common.errors import NotSupported
 from outbox_core.protocol.problem import ProblemKind
 from outbox_core.protocol.wire import (
@@ -27,7 +26,7 @@ def cordon(call: Call) -> NoAnswer:
     """Take no new messages from now on."""
     call.require(Role.ADMIN, None)
     reason = call.read(CordonRequest).reason if call.body else ""
-    _cordon_of(call).begin(reason=reason)
+    _operations(call).cordon.begin(reason=reason)
     return NoAnswer()
 
 
@@ -36,7 +35,7 @@ def uncordon(call: Call) -> NoAnswer:
     call.require(Role.ADMIN, None)
     if call.body:
         call.read(NoRequest)
-    _cordon_of(call).end()
+    _operations(call).cordon.end()
     return NoAnswer()
 
 
@@ -77,12 +76,6 @@ def snapshot(call: Call) -> SnapshotAnswer:
     return SnapshotAnswer(
         at_ms=taken.at_ms, files=len(taken.files), size_bytes=sum(file.size_bytes for file in taken.files)
     )  # fmt: skip
-
-
-def _cordon_of(call: Call) -> Cordon:
-    if call.served.cordon_refusal:
-        raise NotSupported(call.served.cordon_refusal)
-    return _operations(call).cordon
 
 
 def _operations(call: Call) -> ForOperators:

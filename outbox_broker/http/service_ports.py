@@ -164,8 +164,6 @@ class ServicePorts:
     snapshots: FolderSnapshots | LedgerSnapshots | None = None
     """Of a data folder, or of what bookies keep for a broker; a node of a delay cluster has none."""
     refusal: str = ""
-    cordon_refusal: str = ""
-    """Why the server is not cordoned, where it cannot be."""
     check_owner: Callable[[], None] = _always_owner
     """Raises BrokerUnavailable where another node may act by now: asked first, and before deliveries leave."""
 

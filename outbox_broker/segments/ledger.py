@@ -89,6 +89,11 @@ class LedgerSegments:
         """Of the shard: incremented with each takeover; see the port."""
         return self._epoch
 
+    @property
+    def annotations(self) -> LedgerAnnotations:
+        """What the shard's owners leave to those after them."""
+        return LedgerAnnotations(self, self._manifest)
+
     def create(self, name: str, *, kind: SegmentKind, first: int = 0) -> LedgerSegmentWriter:
         """Begin a segment; its ledger is created from the first append on. See the port."""
         require_name(name)
@@ -285,6 +290,30 @@ class LedgerSegments:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise StorageFailed("the segments are closed")
+
+
+class LedgerAnnotations:
+    """Annotations in the shard's node, by the compare-and-set that names a manifest: so whoever takes the shard over
+    has those that were acknowledged, and who was deposed can change none.
+    """
+
+    def __init__(self, segments: LedgerSegments, manifest: ManifestLog) -> None:
+        """Called by LedgerSegments only."""
+        self._segments = segments
+        self._manifest = manifest
+
+    def get(self, name: str) -> bytes | None:
+        """As the owner read it, or wrote it since; see Annotations."""
+        value = self._manifest.annotation(name)
+        return None if value is None else value.encode()
+
+    def set(self, name: str, value: bytes | None) -> None:
+        """Write the node; see Annotations. Any error is final for this owner, as that of a commit is."""
+        self._segments.refuse_if_unable()
+        try:
+            self._manifest.annotate(name, None if value is None else value.decode())
+        except LedgerFailed as error:
+            raise self._segments.failed(error) from error
 
 
 class _OpenLedger(NamedTuple):

@@ -27,7 +27,7 @@ class EpochStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardNode(msgspec.Struct, frozen=True, kw_only=True):
-    """The value of a shard's node, as JSON."""
+    """The value of a shard's node, as JSON. `annotations`: what its owners leave to those after them."""
 
     format: int = FORMAT
     cluster: str
@@ -35,6 +35,7 @@ class ShardNode(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     ledger: int
     openings: list[EpochStart] = []
+    annotations: dict[str, str] = {}
 
 
 class StoredSegment(msgspec.Struct, frozen=True, array_like=True):

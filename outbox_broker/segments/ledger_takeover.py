@@ -123,7 +123,8 @@ def take_over(shard: Shard, *, retention_ms: int) -> OwnedShard:
     )
     manifest = begin_manifest(shard, segments, epoch=epoch)
     node = ShardNode(
-        cluster=shard.cluster, shard=shard.name, epoch=epoch, ledger=manifest.ledger_id, openings=openings
+        cluster=shard.cluster, shard=shard.name, epoch=epoch, ledger=manifest.ledger_id, openings=openings,
+        annotations={} if before is None else before.node.annotations,
     )  # fmt: skip
     version = name_manifest(shard, node, manifest, version=None if before is None else before.version)
     logger.info("shard_taken_over", extra={"shard": shard.name, "epoch": epoch, "segments": len(segments.segments)})

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from outbox_broker.segments.ledger_manifest import ManifestRecord, StoredSegment
+from outbox_broker.segments.ledger_manifest import ManifestRecord, StoredSegment, encode_node
 from outbox_broker.segments.ledger_takeover import (
     ManifestWriter,
     OwnedShard,
@@ -50,6 +50,8 @@ class ManifestLog:
         self._changes_max = changes_max
         self._retention_ms = retention_ms
         self._guard = threading.Lock()
+        self._naming = threading.Lock()
+        """Held while the node is written, by one thread at a time; taken after the guard."""
         self._unnamed: list[tuple[ManifestPlace, list[int]]] = []  # ledgers to delete once a change is confirmed
         self._snapshot_ms = shard.clock.monotonic_ms()
         self._has_dropped_old = False  # whether ledgers of earlier epochs were dropped since the snapshot
@@ -99,6 +101,28 @@ class ManifestLog:
             done = [ids for change, ids in unnamed if self._is_confirmed(change, by=place)]
         self._delete([ledger_id for ids in done for ledger_id in ids])
 
+    def annotation(self, name: str) -> str | None:
+        """Returns what the shard's node says under a name."""
+        return self._node.node.annotations.get(name)
+
+    def annotate(self, name: str, value: str | None) -> None:
+        """Have the shard's node say something under a name; None: nothing. By its version: an owner that was deposed
+        changes nothing of its successor's. Raises LedgerFailed, which is final.
+        """
+        with self._naming:
+            before = self._node.node
+            annotations = {other: said for other, said in before.annotations.items() if other != name}
+            annotations |= {} if value is None else {name: value}
+            # Also where nothing changes: an owner that was deposed must not say of its successor's that it is so.
+            node = msgspec.structs.replace(before, annotations=annotations)
+            try:
+                version = self._shard.manifests.write(self._shard.name, encode_node(node), version=self._node.version)
+            except StorageFailed as error:  # it may have been written: only another opening finds out
+                raise LedgerFailed(str(error)) from error
+            if version is None:
+                raise LedgerFailed("the shard's node was changed by another process")
+            self._node.node, self._node.version = node, version
+
     def release(self) -> None:
         """Release the manifest ledger's writer, without waiting for anything."""
         self._writer.release()
@@ -114,12 +138,13 @@ class ManifestLog:
         before = self._writer
         before.confirm(before.entries)
         writer = begin_manifest(self._shard, self._map, epoch=self.epoch)
-        node = msgspec.structs.replace(self._node.node, ledger=writer.ledger_id)
-        try:
-            self._node.version = name_manifest(self._shard, node, writer, version=self._node.version)
-        except StorageFailed as error:  # whose the shard is, and whether it was named, the caller's failure finds out
-            raise LedgerFailed(str(error)) from error
-        self._node.node, self._writer = node, writer
+        with self._naming:
+            node = msgspec.structs.replace(self._node.node, ledger=writer.ledger_id)
+            try:
+                self._node.version = name_manifest(self._shard, node, writer, version=self._node.version)
+            except StorageFailed as error:  # whose the shard is, and what it names, the caller's failure finds out
+                raise LedgerFailed(str(error)) from error
+            self._node.node, self._writer = node, writer
         self._snapshot_ms, self._has_dropped_old = self._shard.clock.monotonic_ms(), False
         before.release()
         self._delete([before.ledger_id])

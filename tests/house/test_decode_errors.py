@@ -12,6 +12,7 @@ import pytest
 from broker_adapter.http.metadata import parse_document
 from outbox_broker.backup.manifest import read_manifest
 from outbox_broker.cluster.znode_records import LeaderRecord, OwnerRecord, decode, decode_config
+from outbox_broker.log.annotations import FolderAnnotations
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.folder_format import format_of
 from outbox_broker.log.restored_folder import restored
@@ -32,9 +33,14 @@ type_of_read = Callable[[Path, bytes], object]
 
 def note_of_cordon(folder: Path, data: bytes) -> object:
     (folder / "cordoned").write_bytes(data)
-    cordon = Cordon(folder, storage=DiskStorage(), clock=ManualClock())
+    cordon = Cordon(FolderAnnotations(folder, storage=DiskStorage()), clock=ManualClock())
     cordon.load()
     return cordon.note is not None
+
+
+def note_of_restore(folder: Path, data: bytes) -> object:
+    (folder / "restored").write_bytes(data)
+    return restored(FolderAnnotations(folder, storage=DiskStorage()))
 
 
 def format_of_folder(folder: Path, data: bytes) -> object:
@@ -86,7 +92,7 @@ def signed_manifest(folder: Path, data: bytes) -> object:
         (read_of("plan", lambda folder: read_plan(folder / "plan")), b'{"repair_id": "', ConfigurationError),
         (read_of("windows.json", WindowStore), b'{"format": "', ConfigurationError),
         (read_of("totals.json", read_totals), b'{"sources": {"', ConfigurationError),
-        (read_of("restored", restored), b'{"at_ms": 1, "backup_at_ms": 1, "', ConfigurationError),
+        (note_of_restore, b'{"at_ms": 1, "backup_at_ms": 1, "', ConfigurationError),
         (read_of("manifest.jsonl", read_manifest), b'{"format": 1, "release": "', SegmentDamaged),
         (signed_manifest, b'{"format": 1, "release": "', ConfigurationError),
     ],

@@ -129,7 +129,7 @@ class Contest:
             store = LedgerSegments.open(
                 Shard(cluster=config.cluster, name=name, ledgers=counted, manifests=manifests, clock=SystemClock())
             )
-            return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+            return OpenedShard(store=store, epoch=store.epoch, annotations=store.annotations, close=store.close)
 
         session = SessionOptions(session_ms=SESSION_MS, request_ms_max=SESSION_MS)
         options = NodeOptions(

@@ -70,7 +70,7 @@ class LedgerShards:
         with self._first_opening if not self._is_opened else nullcontext():
             store = LedgerSegments.open(self._shard(shard))
             self._is_opened = True
-        return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+        return OpenedShard(store=store, epoch=store.epoch, annotations=store.annotations, close=store.close)
 
     def view(self, shard: str) -> LedgerView | None:
         """Returns a shard's segments as they are now, without taking it over; None if it was never opened.

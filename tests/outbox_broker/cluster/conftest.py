@@ -17,6 +17,8 @@ from outbox_broker.cluster.ownership_lease import ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard, ShardHost
 from outbox_broker.cluster.znode_records import NodeRecord, ZnodeLayout
 from outbox_broker.cluster.zookeeper_registry import ZooKeeperRegistry
+from outbox_broker.log.annotations import FolderAnnotations
+from outbox_broker.log.storage import DiskStorage
 from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import SystemClock
 from outbox_core.zookeeper.zookeeper_session import SessionOptions, ZooKeeperSession
@@ -116,7 +118,8 @@ class InProcessNode:
             raise failure
         store = LocalSegments.open(self._cluster.folder / shard)
         self.opened.append((shard, store.epoch))
-        return OpenedShard(store=store, epoch=store.epoch, close=store.close)
+        annotations = FolderAnnotations(self._cluster.folder / shard, storage=DiskStorage())
+        return OpenedShard(store=store, epoch=store.epoch, annotations=annotations, close=store.close)
 
 
 class Cluster:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import requests
+from click.testing import Result
 from typer.testing import CliRunner
 
+from broker_adapter.http.broker_cli import app as broker_app
 from outbox_broker.server.cli import app
 from outbox_broker.server.store_cli import app as store_app
 from outbox_core import Message, connect
@@ -88,6 +90,43 @@ def test_a_node_that_is_killed_under_load_loses_nothing_that_was_acknowledged(no
             owner.start()
             load.wait_for(Known(load).settled_each + 5)
     check_restored(nodes.url, load, Known(load))
+
+
+def test_a_cordon_outlives_the_owner_that_was_told_and_a_drain_says_what_is_left(nodes: BrokerNodes) -> None:
+    first = nodes.start("n1")
+    nodes.wait_for_owner()
+    second = nodes.start("n2")
+    broker = connect(nodes.url)
+    broker.publish([Message(id="a", topic=TOPIC, body=b"1")])
+    created = requests.put(f"{nodes.url}/v1/topics/{TOPIC}/groups/{GROUP}", json={"start": "earliest"}, timeout=60)
+    assert created.ok
+    assert "cordoned" in operate("cordon", nodes.url, "--reason", "moving").stdout
+
+    first.end(signal.SIGKILL)
+    assert nodes.wait_for_owner() is second
+    refused = requests.post(f"{second.url}/v1/publish", json=ONE_MESSAGE, timeout=60)
+    left = operate("drain", nodes.url)
+    [delivery] = broker.pull(TOPIC, GROUP, wait_ms=60_000)
+    broker.ack([delivery.receipt])
+    drained = operate("drain", nodes.url)
+    operate("uncordon", nodes.url)
+    again = requests.post(f"{second.url}/v1/publish", json=ONE_MESSAGE, timeout=60)
+    broker.close()
+
+    assert (refused.status_code, refused.json()["type"]) == (503, "urn:outbox-mq:problem:cordoned")
+    assert "moving" in refused.json()["detail"]
+    assert left.exit_code != 0
+    assert "not drained: 1 ready" in left.stdout
+    assert drained.exit_code == 0
+    assert again.status_code == 200
+
+
+ONE_MESSAGE = {"messages": [{"id": "b", "topic": TOPIC, "body": "x"}]}
+
+
+def operate(command: str, url: str, *options: str) -> Result:
+    """Run `outbox broker COMMAND` in this process."""
+    return CliRunner().invoke(broker_app, [command, "--url", url, *options], catch_exceptions=False)
 
 
 def test_a_node_that_can_make_no_folder_leaves_the_broker_to_another_one_and_says_why(

@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,11 @@ from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.common.engine_options import EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.journal.journal import frames
-from outbox_core.common.errors import NotSupported, StorageFailed
+from outbox_broker.segments.port import WriterFenced
+from outbox_core.common.errors import BrokerCordoned, NotSupported, StorageFailed
 from outbox_core.journal.block import FrameKind
-from outbox_core.messages.message import Message
+from outbox_core.messages.message import GroupConfig, Message
+from outbox_core.protocol.wire import CordonNote, GroupRemainder
 from tests.outbox_broker.cluster.conftest import eventually
 from tests.outbox_broker.segments.ledger_cluster import LedgerCluster
 
@@ -43,10 +45,8 @@ def permit() -> ShardPermit:
 
 def started(cluster: LedgerCluster) -> BrokerShard:
     store = cluster.open()
-    return BrokerShard.start(
-        OpenedShard(store=store, epoch=store.epoch, close=store.close), permit(), clock=cluster.clock,
-        options=EngineOptions(), room=None,
-    )  # fmt: skip
+    opened = OpenedShard(store=store, epoch=store.epoch, annotations=store.annotations, close=store.close)
+    return BrokerShard.start(opened, permit(), clock=cluster.clock, options=EngineOptions(), room=None)
 
 
 @pytest.fixture
@@ -136,11 +136,10 @@ def test_what_is_not_confirmed_counts_in_all_three_logs(shard: BrokerShard) -> N
             assert shard.engine.unconfirmed_bytes() >= before + MIB
 
 
-def test_its_ports_refuse_all_once_its_permit_ended_and_a_cordon_at_any_time(shard: BrokerShard) -> None:
+def test_its_ports_refuse_all_once_its_permit_ended(shard: BrokerShard) -> None:
     served = shard.served()
     served.check_owner()
     assert served.snapshots is not None
-    assert served.cordon_refusal
     with pytest.raises(NotSupported, match="neither a target"):
         served.needed(served.refusals)
 
@@ -148,6 +147,74 @@ def test_its_ports_refuse_all_once_its_permit_ended_and_a_cordon_at_any_time(sha
 
     with pytest.raises(NotOwner, match="lost"):
         served.check_owner()
+
+
+def test_a_cordon_is_the_brokers_and_outlives_its_owners(folders: Path) -> None:
+    cluster = LedgerCluster()
+    first = started(cluster)
+    publish(first, "before")
+    first.engine.operations.cordon.begin(reason="moving")
+
+    second = started(cluster)  # takes over from an owner that did not end
+    with pytest.raises(BrokerCordoned, match="moving"):
+        publish(second, "m1")
+    [left] = second.engine.operations.remainder()
+    [delivery] = second.engine.puller.pull(TOPIC, GROUP)
+    second.engine.settler.ack([delivery.receipt])
+    second.engine.operations.cordon.end()
+
+    third = started(cluster)
+    publish(third, "m1")
+
+    assert left.groups == [GroupRemainder(group=GROUP, ready=1, in_flight=0, dead=0)]
+    for shard in (first, second, third):
+        shard.close()
+
+
+def test_an_owner_that_was_deposed_changes_no_cordon(folders: Path) -> None:
+    cluster = LedgerCluster()
+    deposed = started(cluster)
+    owner = started(cluster)
+    owner.engine.operations.cordon.begin()
+
+    with pytest.raises(WriterFenced):
+        deposed.engine.operations.cordon.end()
+    with pytest.raises(WriterFenced):
+        deposed.engine.operations.cordon.begin(reason="late")
+
+    successor = started(cluster)
+    assert successor.engine.operations.cordon.note == CordonNote(since_ms=cluster.clock.now_ms(), reason="")
+    for shard in (deposed, owner, successor):
+        shard.close()
+
+
+def test_a_cordon_whose_outcome_is_unknown_is_known_to_the_next_owner(folders: Path) -> None:
+    became = set()
+    for seed in range(20):
+        cluster = LedgerCluster(seed)
+        owner = started(cluster)
+        cluster.ledgers.faults.unknown_outcome = 1.0
+        with pytest.raises(StorageFailed, match="did not answer"):
+            owner.engine.operations.cordon.begin()
+        with pytest.raises(StorageFailed):
+            owner.check()
+        cluster.ledgers.faults.unknown_outcome = 0.0
+
+        successor = started(cluster)
+
+        is_cordoned = successor.engine.operations.cordon.note is not None
+        became.add(is_cordoned)
+        successor.engine.operations.cordon.end()
+        publish(successor, "m1")
+        with suppress(StorageFailed):  # it can write no more
+            owner.close()
+        successor.close()
+    assert became == {True, False}
+
+
+def publish(shard: BrokerShard, one: str) -> None:
+    shard.engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    shard.engine.publisher.publish([Message(id=one, topic=TOPIC, body=b"x")])
 
 
 def test_folders_that_killed_processes_left_behind_go_and_those_in_use_stay(folders: Path) -> None:

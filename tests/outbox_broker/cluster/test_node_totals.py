@@ -15,6 +15,7 @@ from outbox_broker.cluster.ownership_lease import OwnershipLease, ShardPermit
 from outbox_broker.cluster.shard_host import OpenedShard
 from outbox_broker.delay_service.cluster_shard import ClusterShard
 from outbox_broker.delay_service.node_totals import NodeTotals
+from outbox_broker.log.annotations import FolderAnnotations
 from outbox_broker.log.storage import DiskStorage
 from outbox_broker.log.sync_times import TimedStorage
 from outbox_broker.segments.local import LocalSegments
@@ -36,10 +37,12 @@ class Node:
     def open(self) -> ClusterShard:
         """Open the shard, which delivers from then on."""
         store = LocalSegments.open(self._folder)
+        annotations = FolderAnnotations(self._folder, storage=DiskStorage())
         lease = OwnershipLease(session_timeout_ms=3_600_000)
         lease.extend(lease.now_ms())
         return ClusterShard.start(
-            OpenedShard(store=store, epoch=1, close=store.close), ShardPermit(SHARD, lease, epoch=1),
+            OpenedShard(store=store, epoch=1, annotations=annotations, close=store.close),
+            ShardPermit(SHARD, lease, epoch=1),
             target=self._target, clock=SystemClock(), syncs=TimedStorage(DiskStorage(), clock_s=time.perf_counter),
             budget=MemoryBudget(), totals=self.totals, shards=1,
         )  # fmt: skip

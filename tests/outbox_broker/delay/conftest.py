@@ -15,6 +15,7 @@ from outbox_broker.delay_service.cluster_shard import PermittedTarget
 from outbox_broker.delay_service.delay_proxy import CLAIM_AHEAD_MS, DelayProxy
 from outbox_broker.journal.journal import Journal
 from outbox_broker.journal.replay import JournalReplay
+from outbox_broker.log.annotations import FolderAnnotations
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.log.storage import DiskStorage, Storage
 from outbox_broker.log.sync_times import TimedStorage
@@ -73,7 +74,8 @@ class Opened:
         syncs = TimedStorage(storage or DiskStorage(), clock_s=time.perf_counter)
         schedule = self.open(storage=syncs, **options)
         is_cordoned_by_a_file = self._opener is None and not is_shard
-        cordon = Cordon(self.folder, storage=syncs, clock=clock) if is_cordoned_by_a_file else None
+        annotations = FolderAnnotations(self.folder, storage=syncs)
+        cordon = Cordon(annotations, clock=clock) if is_cordoned_by_a_file else None
         return DelayProxy(schedule, target, clock=clock, syncs=syncs, claim_ahead_ms=claim_ahead_ms, cordon=cordon)
 
     def drop(self) -> None:
