@@ -8,7 +8,7 @@ all those of the broker that was backed up, in its later life, too (log/restored
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -54,17 +54,29 @@ def restore_backup(
     _refuse_unless_empty(folder)
     refuse_nested(folder)
     try:
-        manifest, damage = check_backup(backup, shows=lambda done, total: shows(done, 2 * total))
-        if manifest is None or damage:
-            raise SegmentDamaged(
-                f"the backup {backup} is damaged, and was not restored: {damage[0]}; restore another one"
-            )
-        if manifest.folder_format is not None:
-            refuse_format(manifest.folder_format, of=f"the data folder in the backup {backup}")
+        manifest = whole_manifest(backup, shows=lambda done, total: shows(done, 2 * total))
         with restoring(folder, storage=storage):  # looks once more, now that nobody else can write
             return manifest, _restore(backup, folder, manifest, storage=storage, clock=clock, shows=shows)
     except OSError as error:
         raise StorageFailed(f"the backup was not restored: {error.filename or folder}: {error.strerror}") from error
+
+
+def whole_manifest(backup: Path, *, shows: Callable[[int, int], None]) -> Manifest:
+    """Returns the manifest of a backup, each byte of which is as it was written. Raises SegmentDamaged if one is not;
+    ConfigurationError if this release does not open what is in it; StorageFailed.
+    """
+    manifest, damage = check_backup(backup, shows=shows)
+    if manifest is None or damage:
+        raise SegmentDamaged(f"the backup {backup} is damaged, and was not restored: {damage[0]}; restore another one")
+    if manifest.folder_format is not None:
+        refuse_format(manifest.folder_format, of=f"the data folder in the backup {backup}")
+    return manifest
+
+
+def refuse_changed(file: BackedUpFile, digests: Sequence[str]) -> None:
+    """Raise SegmentDamaged if what was read of a file is not what was verified."""
+    if digests != file.chunks:
+        raise SegmentDamaged(f"{file.path}: the backup was changed while it was restored")
 
 
 def _restore(
@@ -131,8 +143,7 @@ def _copy(backup: Path, file: BackedUpFile, path: Path, storage: Storage) -> Non
         for position, chunk in zip(count(0, CHUNK_BYTES), chunks_of(source, file.size_bytes), strict=False):
             storage.write(copy, chunk, position=position)
             digests.append(digest_of(chunk))
-        if digests != file.chunks:
-            raise SegmentDamaged(f"{file.path}: the backup was changed while it was restored")
+        refuse_changed(file, digests)
         storage.sync(copy)
     finally:
         os.close(source)

@@ -46,7 +46,7 @@ def init(
     """
     from outbox_broker.cluster import cluster_admin
 
-    with _session(settings_of(store, config)) as (session, layout):
+    with session_of(settings_of(store, config)) as (session, layout):
         change = cluster_admin.add_generation if add_generation else cluster_admin.init_cluster
         made = change(session, layout, shards=shards)
     if as_json:
@@ -60,7 +60,7 @@ def show_cluster(store: str, config: Path | None, *, as_json: bool) -> None:
     from outbox_broker.cluster.cluster_admin import read_state
 
     settings = settings_of(store, config)
-    with _session(settings) as (session, layout):
+    with session_of(settings) as (session, layout):
         state = read_state(session, layout)
     bookies, text = _bookies(settings)
     if as_json:
@@ -87,7 +87,7 @@ def drain(
     """
     from outbox_broker.cluster.cluster_admin import request_drain
 
-    with _session(settings_of(store, config)) as (session, layout):
+    with session_of(settings_of(store, config)) as (session, layout):
         request_drain(session, layout, name=node, undo=undo)
     if as_json:
         print(json.dumps({"node": node, "drain": not undo}))
@@ -130,7 +130,8 @@ def settings_of(store: str, config: Path | None) -> ClusterSettings:
 
 
 @contextmanager
-def _session(settings: ClusterSettings) -> Iterator[tuple[ZooKeeperSession, ZnodeLayout]]:
+def session_of(settings: ClusterSettings) -> Iterator[tuple[ZooKeeperSession, ZnodeLayout]]:
+    """Yields a session with a cluster's ZooKeeper, and its paths."""
     from outbox_broker.cluster.znode_records import ZnodeLayout
     from outbox_core.zookeeper.zookeeper_session import ZooKeeperSession
 

@@ -12,10 +12,10 @@ import logging
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -24,6 +24,10 @@ from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.runtime.logs import LogFormat
 from outbox_core.runtime.progress import Progress, ProgressForm, ProgressOption
 from outbox_core.runtime.terminal_text import utc_text
+
+if TYPE_CHECKING:
+    from outbox_broker.backup.manifest import Manifest
+    from outbox_broker.log.restored_folder import Restored
 
 app: Final = typer.Typer(no_args_is_help=True, help="Run the broker.")
 
@@ -216,36 +220,66 @@ def verify(
 @app.command()
 def restore(
     backup: Annotated[Path, typer.Argument(help="The folder that backup wrote.")],
-    to: Annotated[Path, typer.Option("--to", help="The data folder; made, or empty.")],
+    to: Annotated[Path | None, typer.Option("--to", help="The data folder; made, or empty.")] = None,
+    store: Annotated[str | None, typer.Option(help="Instead: bookkeeper://zk1,zk2,zk3/path, without a broker.")] = None,
+    config: Annotated[Path | None, typer.Option(help="With --store: TOML file with a table [cluster].")] = None,
     progress: ProgressOption = ProgressForm.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Restore a backup into an empty data folder.
+    """Restore a backup into an empty data folder, or onto bookies.
 
-    Verifies the backup before. The folder is another generation of the broker: receipts of before are stale. Says what
-    may be missing, and what may be delivered again. Never run both brokers for the same clients.
+    Verifies the backup before. What comes of it is another generation of the broker: receipts of before are stale. Says
+    what may be missing, and what may be delivered again. Never run both brokers for the same clients.
+
+    With --store start the nodes behind it. A restore that was killed has left no broker; repeat it.
 
     Examples:
 
       outbox broker restore /mnt/backup/broker --to /var/lib/broker
 
+      outbox broker restore /mnt/backup/broker --store bookkeeper://zk1,zk2,zk3/outbox/broker
+
       outbox broker restore /mnt/backup/broker --to ./restored --json
     """
-    from outbox_broker.backup.restore import restore_backup
-    from outbox_broker.log.storage import DiskStorage
-
     with Progress("restore", form=progress, steady=True) as shown:
-        manifest, done = restore_backup(backup, to, storage=DiskStorage(), clock=SystemClock(), shows=shown.update)
+        if store is not None and to is None:
+            manifest, done = _restored_to_bookies(backup, store, config, shows=shown.update)
+        elif to is not None and store is None and config is None:
+            from outbox_broker.backup.restore import restore_backup
+            from outbox_broker.log.storage import DiskStorage
+
+            manifest, done = restore_backup(backup, to, storage=DiskStorage(), clock=SystemClock(), shows=shown.update)
+        else:
+            raise ConfigurationError("give --to for a data folder, or --store (and --config) for bookies")
+    place = str(to) if store is None else store
     if as_json:
-        outcome = {"folder": str(to), "backup_at_ms": manifest.at_ms, "restored_at_ms": done.at_ms}
-        print(json.dumps({**outcome, "files": len(manifest.files), "size_bytes": manifest.size_bytes}))
+        outcome = {"folder" if store is None else "store": place, "backup_at_ms": manifest.at_ms}
+        outcome |= {"restored_at_ms": done.at_ms, "files": len(manifest.files), "size_bytes": manifest.size_bytes}
+        print(json.dumps(outcome))
         return
     since = utc_text(manifest.at_ms)
-    print(f"{to} is the broker of {since}: {len(manifest.files)} files, {manifest.size_bytes:,} bytes")
+    print(f"{place} is the broker of {since}: {len(manifest.files)} files, {manifest.size_bytes:,} bytes")
     print(f"what came after {since} is not in it:")
     print("- messages that were published or scheduled since are missing: reconcile, and an archive says which")
     print("- messages that were settled since are delivered again; scheduled ones that were canceled since fall due")
     print("- receipts that were given before now are stale")
+
+
+def _restored_to_bookies(
+    backup: Path, store: str, config: Path | None, *, shows: Callable[[int, int], None]
+) -> tuple[Manifest, Restored]:  # fmt: skip
+    from outbox_broker.cluster.cluster_admin import init_cluster
+    from outbox_broker.cluster.cluster_cli import session_of, settings_of
+    from outbox_broker.cluster.shard_names import BROKER_SHARD
+    from outbox_broker.cluster.shard_openers import ledger_shards
+    from outbox_broker.cluster.znode_records import ClusterKind
+    from outbox_broker.server.store_restore import restore_to_bookies
+
+    settings = settings_of(store, config)
+    with session_of(settings) as (session, layout):
+        init_cluster(session, layout, shards=1, kind=ClusterKind.BROKER)
+    with ledger_shards(settings) as shards:
+        return restore_to_bookies(backup, shards.shard(BROKER_SHARD), clock=SystemClock(), shows=shows)
 
 
 def _toml(value: str | list[str]) -> str:

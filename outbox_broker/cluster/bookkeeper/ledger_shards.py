@@ -68,7 +68,7 @@ class LedgerShards:
         # opened at once a thread read what another had begun to write, and the process died by a signal. So one shard
         # is opened alone, which makes every call of an opening once.
         with self._first_opening if not self._is_opened else nullcontext():
-            store = LedgerSegments.open(self._shard(shard))
+            store = LedgerSegments.open(self.shard(shard))
             self._is_opened = True
         return OpenedShard(store=store, epoch=store.epoch, annotations=store.annotations, close=store.close)
 
@@ -77,7 +77,7 @@ class LedgerShards:
 
         Raises ConfigurationError, StorageFailed, SegmentDamaged.
         """
-        return LedgerView.open(self._shard(shard))
+        return LedgerView.open(self.shard(shard))
 
     def ledgers_in_one_zone(self) -> int:
         """Returns how many ledgers of this cluster have entries all of whose copies are in one zone. Raises
@@ -98,15 +98,16 @@ class LedgerShards:
             retention_ms=retention_ms,
         )  # fmt: skip
 
+    def shard(self, name: str) -> Shard:
+        """Returns a shard, and what holds it."""
+        return Shard(
+            cluster=self._cluster, name=name, ledgers=self._ledgers, manifests=self._manifests, clock=self._clock
+        )
+
     def close(self) -> None:
         """End both clients."""
         self._ledgers.close()
         self._end_session()
-
-    def _shard(self, name: str) -> Shard:
-        return Shard(
-            cluster=self._cluster, name=name, ledgers=self._ledgers, manifests=self._manifests, clock=self._clock
-        )
 
     def _end_session(self) -> None:
         self._zookeeper.stop()

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from outbox_core import connect
+from broker_adapter.http.admin_client import AdminClient
+from outbox_core import Message, connect
 from outbox_core.common.errors import BrokerError
+from outbox_core.messages.message import GroupConfig
 from tests.broker_adapter.servers import ServerProcess
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.outbox_broker.client_load import GROUP, TOPIC, Known, Load, check_restored
@@ -54,13 +56,79 @@ def test_a_copy_that_is_taken_under_load_has_what_was_acknowledged_before_it(
         load.wait_for(5)
         known = Known(load)
         command = ["store", "copy", "--store", broker_nodes.store, "--url", node.url, "--to", str(to)]
-        subprocess.run([sys.executable, "-m", "outbox", "broker", *command], check=True, timeout=300)  # it starts a JVM
+        run(*command).check_returncode()
     copy = ServerProcess(to)
     try:
         copy.start()
         check_restored(copy.url, load, known)
     finally:
         copy.kill()
+
+
+def test_a_folder_goes_onto_bookies_by_its_backup_with_its_dead_letters_and_there_has_cordons(
+    broker_nodes: BrokerNodes, node_settings: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in node_settings.items():
+        monkeypatch.setenv(f"OUTBOX_CLUSTER__{name.upper()}", value)
+    folder, backup = ServerProcess(tmp_path / "data"), str(tmp_path / "backup")
+    folder.start()
+    load = Load(folder.url)
+    try:
+        held = give_up(folder.url, "dead", "held")
+        with load.running():
+            load.wait_for(20)
+            known = Known(load)
+            run("backup", str(folder.folder), "--to", backup, "--url", folder.url, "--rate", "max").check_returncode()
+    finally:
+        folder.kill()
+
+    run("restore", backup, "--store", broker_nodes.store).check_returncode()
+    again = run("restore", backup, "--store", broker_nodes.store)
+    owner = broker_nodes.start("n1", session_ms="30000")
+    broker_nodes.wait_for_owner()
+    broker, client = connect(broker_nodes.url), AdminClient(broker_nodes.url)
+    statuses = broker.ack([held])
+    broker.close()
+
+    assert again.returncode == 2
+    assert "there is a broker at this path already" in again.stderr
+    assert statuses == ["stale"]
+    assert [letter.id for letter in client.dead(BROKEN, GROUP)[0]] == ["dead"]
+    check_restored(broker_nodes.url, load, known)
+
+    client.cordon(reason="moving")
+    other = broker_nodes.start("n2", session_ms="30000")
+    owner.end(signal.SIGTERM)
+    assert broker_nodes.wait_for_owner() is other
+    refused = requests.post(f"{other.url}/v1/publish", json=ONE_MESSAGE, timeout=120)
+    client.uncordon()
+    taken = requests.post(f"{other.url}/v1/publish", json=ONE_MESSAGE, timeout=120)
+    assert (refused.status_code, taken.status_code) == (503, 200)
+    assert "moving" in refused.text
+
+
+BROKEN = "broken"
+ONE_MESSAGE = {"messages": [{"id": "a", "topic": TOPIC, "body": "x"}]}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run `outbox broker ...` as a process of its own, since it may start a JVM."""
+    done = subprocess.run(
+        [sys.executable, "-m", "outbox", "broker", *command], capture_output=True, text=True, timeout=300, check=False
+    )
+    print(done.stdout, done.stderr)  # shown with a failure
+    return done
+
+
+def give_up(url: str, dead: str, held: str) -> str:
+    """Make a dead letter of one message, and hold another one; returns its receipt."""
+    AdminClient(url).declare_group(BROKEN, GROUP, GroupConfig(max_attempts=1))
+    broker = connect(url)
+    broker.publish([Message(id=one, topic=BROKEN, body=b"x") for one in (dead, held)])
+    [first, second] = broker.pull(BROKEN, GROUP, max_messages=2, invisible_ms=3_600_000)
+    broker.nack([first.receipt], reason="broken")
+    broker.close()
+    return second.receipt
 
 
 def test_an_owner_that_is_paused_under_load_and_wakes_up_acknowledges_and_delivers_nothing(
