@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Final, Literal, TypeVar
 
@@ -21,6 +22,7 @@ from outbox_broker.http.long_poll import PolledMessages
 from outbox_broker.http.request_context import Call
 from outbox_broker.http.responses import Problem
 from outbox_broker.http.worker_threads import in_thread
+from outbox_core.common.errors import BrokerUnavailable, StorageFailed
 from outbox_core.messages.broadcast_port import TopicRead
 from outbox_core.messages.message import AckStatus, Delivery, ExtendStatus, NackStatus
 from outbox_core.protocol.wire import (
@@ -74,8 +76,13 @@ async def pull(call: Call, gone: asyncio.Future[None]) -> bytes | bytearray:
         receipts = taken.receipts
         await in_thread(services.threads.pull, lambda: _give_back(call, receipts))
         return _no_deliveries(call)
-    # The last thing before it leaves: an owner that was paused meanwhile must not hand out what another one has.
-    call.ports.check_owner()
+    try:
+        # The last thing before it leaves: an owner that was paused meanwhile must not hand out what another one has.
+        call.ports.check_owner()
+    except BrokerUnavailable:
+        receipts = taken.receipts
+        await in_thread(services.threads.pull, lambda: _give_back_deposed(call, receipts))
+        raise
     return taken.answer
 
 
@@ -136,6 +143,14 @@ def _give_back(call: Call, receipts: Sequence[str]) -> None:
     """Undo a delivery that its client cannot receive any more: ready again at once, no attempt used."""
     if receipts:
         call.broker.settler.nack(receipts, delay_ms=0, counts=False)
+
+
+def _give_back_deposed(call: Call, receipts: Sequence[str]) -> None:
+    """As _give_back(), of an owner that may not act any more. What it writes is safe: it is there before another one
+    takes over, who finds it then, or is fenced. In that case the attempt was used if the delivery had been sent.
+    """
+    with suppress(StorageFailed):
+        call.ports.needed(call.ports.broker).settler.nack(receipts, delay_ms=0, counts=False)
 
 
 def _no_deliveries(call: Call) -> bytes | bytearray:

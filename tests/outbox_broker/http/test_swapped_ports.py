@@ -15,6 +15,7 @@ import requests
 from outbox_broker.engine.engine import Engine
 from outbox_broker.http.server import HttpServer
 from outbox_broker.http.service_ports import ServicePorts
+from outbox_broker.segments.port import WriterFenced
 from outbox_core.common.errors import BrokerUnavailable
 from outbox_core.messages.message import GroupConfig, Message
 from tests.broker_adapter.servers import serving
@@ -70,10 +71,40 @@ def test_what_was_taken_of_an_owner_that_is_deposed_meanwhile_does_not_leave_alt
         url = f"{server.url}/v1/topics/{TOPIC}/groups/{GROUP}/pull"
         refused = requests.post(url, json={}, timeout=60)
         came = requests.post(url, json={}, timeout=60).json()["deliveries"]
+        monkeypatch.undo()
+        first.is_deposed = False
+        server.serve(first.ports())
+        again = requests.post(url, json={}, timeout=60).json()["deliveries"]
 
     assert taken[0]
     assert refused.status_code == 503
     assert [delivery["id"] for delivery in came] == ["of-the-second"]
+    assert [(delivery["id"], delivery["attempt"]) for delivery in again] == [("of-the-first", 1)], "it was given back"
+
+
+def test_a_deposed_owner_that_is_fenced_already_refuses_what_it_took_all_the_same(
+    owners: tuple[Owner, Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, _ = owners
+    owner.engine.publisher.publish([Message(id="a", topic=TOPIC, body=b"x")])
+    take = owner.engine.puller.take
+
+    def then_deposed(*place: Any, **asked: Any) -> object:
+        taken = take(*place, **asked)
+        owner.is_deposed = True
+        return taken
+
+    def fenced(*_: object, **__: object) -> None:
+        raise WriterFenced("another process writes to the shard now")
+
+    monkeypatch.setattr(owner.engine.puller, "take", then_deposed)
+    monkeypatch.setattr(owner.engine.settler, "nack", fenced)
+    with serving(owner.ports()) as server:
+        refused = requests.post(f"{server.url}/v1/topics/{TOPIC}/groups/{GROUP}/pull", json={}, timeout=60)
+
+    assert owner.is_deposed
+    assert refused.status_code == 503
+    assert "deposed" in refused.json()["detail"]
 
 
 def test_those_who_wait_behind_the_change_are_woken_by_what_is_served_then(owners: tuple[Owner, Owner]) -> None:
