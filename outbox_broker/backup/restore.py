@@ -104,18 +104,28 @@ def _restore(
     return restored
 
 
+def _nothing_replaced() -> bool:
+    """What is in a folder is nobody's to replace."""
+    return False
+
+
 @contextmanager
-def restoring(folder: Path, *, storage: Storage) -> Iterator[None]:
+def restoring(
+    folder: Path, *, storage: Storage, may_replace: Callable[[], bool] = _nothing_replaced
+) -> Iterator[None]:  # fmt: skip
     """A folder that is made, or is empty, as a context: it is locked, and says that what is in it is a part, until
-    finish_restore(). Raises ConfigurationError if it is in use, or not empty, with nothing done; OSError.
+    finish_restore(). `may_replace`: whether what is in it may be replaced. Raises ConfigurationError if it is in use,
+    or not empty, with nothing done; OSError.
     """
-    _refuse_unless_empty(folder)
+    if not may_replace():
+        _refuse_unless_empty(folder)
     refuse_nested(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FolderLock(folder)
     lock.acquire()
     try:
-        _refuse_unless_empty(folder, besides=frozenset({"lock"}))
+        if not may_replace():
+            _refuse_unless_empty(folder, besides=frozenset({"lock"}))
         os.close(storage.create(folder / UNFINISHED))
         storage.sync_folder(folder)
         yield

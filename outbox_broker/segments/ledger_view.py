@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 from outbox_broker.segments.ledger import info_of
-from outbox_broker.segments.ledger_manifest import SegmentMap, StoredSegment
+from outbox_broker.segments.ledger_manifest import SegmentMap, ShardNode, StoredSegment
 from outbox_broker.segments.ledger_reads import LedgerBytes, read_records
 from outbox_broker.segments.ledger_records import MARK_BYTES, ends_record
 from outbox_broker.segments.ledger_takeover import Shard, read_node, read_segments
@@ -26,8 +26,9 @@ _CONFIRMED_LAG_MAX: Final = 64
 class LedgerView:
     """A SegmentReader on a shard as its manifest was when the view was made."""
 
-    def __init__(self, shard: Shard, segments: SegmentMap) -> None:
+    def __init__(self, shard: Shard, node: ShardNode, segments: SegmentMap) -> None:
         """Called by open() only."""
+        self._node = node
         self._ledgers = shard.ledgers
         self._segments = segments.segments
         self._bytes: dict[str, LedgerBytes] = {}
@@ -44,7 +45,12 @@ class LedgerView:
         ledger = node.node.ledger
         # The snapshot was durable before the node named its ledger, whatever the bookies know of it.
         entries = max(shard.ledgers.confirmed(ledger), snapshot_entries(shard.ledgers, ledger))
-        return cls(shard, read_segments(shard, ledger, entries=entries))
+        return cls(shard, node.node, read_segments(shard, ledger, entries=entries))
+
+    def annotation(self, name: str) -> bytes | None:
+        """Returns what the owners of the shard have left under a name; see Annotations."""
+        value = self._node.annotations.get(name)
+        return None if value is None else value.encode()
 
     def list(self) -> Sequence[SegmentInfo]:
         """All segments, by name; see the port."""

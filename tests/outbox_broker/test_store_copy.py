@@ -21,6 +21,7 @@ from outbox_broker.server.store_files import BrokerCopied, copy_broker
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.messages.message import GroupConfig, Message
 from outbox_core.protocol.wire import SnapshotAnswer
+from tests.outbox_broker.delay.failing_disk import Killed
 from tests.outbox_broker.segments.ledger_cluster import LedgerCluster, Told
 
 TOPIC, GROUP = "orders", "billing"
@@ -31,12 +32,13 @@ OPTIONS = EngineOptions(segment_bytes=4096, checkpoint_bytes=4096, schedule_memo
 class Owned:
     """An engine that owns the shard, and what is asked of it."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.cluster = LedgerCluster()
+    def __init__(self, folder: Path, stack: ExitStack, *, cluster: LedgerCluster | None = None) -> None:
+        self.cluster = cluster or LedgerCluster()
         self._segments: LedgerSegments = self.cluster.open()
         self.engine = Engine.open(
-            folder / "owner", clock=self.cluster.clock, options=OPTIONS, segments=lambda _part: self._segments
-        )
+            folder / "owner", clock=self.cluster.clock, options=OPTIONS, segments=lambda _part: self._segments,
+            annotations=self._segments.annotations,
+        )  # fmt: skip
         stack.callback(self.engine.close)
         self._snapshots = LedgerSnapshots(self.engine, self._segments, clock=self.cluster.clock)
         self.engine.admin.declare_group(TOPIC, GROUP, GroupConfig(max_attempts=1))
@@ -44,10 +46,12 @@ class Owned:
     def snapshot(self) -> SnapshotAnswer:
         return self._snapshots.take()
 
-    def copy(self, to: Path, *, ask: Callable[[], SnapshotAnswer] | None = None) -> BrokerCopied:
+    def copy(
+        self, to: Path, *, ask: Callable[[], SnapshotAnswer] | None = None, cluster: str = "trips"
+    ) -> BrokerCopied:  # fmt: skip
         return copy_broker(
-            to, ask=ask or self.snapshot, view=lambda: LedgerView.open(self.cluster.shard()), storage=DiskStorage(),
-            clock=self.cluster.clock, shows=lambda _done, _all: None, pause=Told(self.cluster),
+            to, cluster=cluster, ask=ask or self.snapshot, view=lambda: LedgerView.open(self.cluster.shard()),
+            storage=DiskStorage(), clock=self.cluster.clock, shows=lambda _done, _all: None, pause=Told(self.cluster),
         )  # fmt: skip
 
     def publish(self, *ids: str, due_ms: int | None = None) -> None:
@@ -127,7 +131,7 @@ def test_what_the_bookies_do_not_know_to_be_confirmed_is_waited_for_and_at_last_
     owned.publish("a", "b", "c")
     with pytest.raises(StorageFailed, match="do not know all of it to be confirmed yet"):
         copy_broker(
-            tmp_path / "copy", ask=owned.snapshot, view=lambda: LedgerView.open(owned.cluster.shard()),
+            tmp_path / "copy", cluster="trips", ask=owned.snapshot, view=lambda: LedgerView.open(owned.cluster.shard()),
             storage=DiskStorage(), clock=owned.cluster.clock, shows=lambda _done, _all: None, pause=Untold(),
         )  # fmt: skip
 
@@ -179,3 +183,72 @@ def test_a_folder_into_which_another_copy_goes_is_refused(owned: Owned, tmp_path
 
     owned.publish("a")
     assert owned.copy(tmp_path / "copy", ask=ask).segments
+
+
+def test_a_second_copy_reads_what_is_new_and_is_of_its_own_moment(owned: Owned, tmp_path: Path) -> None:
+    ids, to = [f"m{number:02d}" for number in range(60)], tmp_path / "copy"
+    owned.publish(*ids)
+    first = owned.copy(to)
+    sealed = {path: path.stat().st_ino for path in to.glob("messages/*.segment")}
+    owned.publish("later")
+    owned.engine.operations.cordon.begin()
+
+    second = owned.copy(to)
+
+    assert first.kept == 0
+    assert second.kept >= first.segments - 3, "all that was sealed: the newest of each log may have grown"
+    assert sum(path.stat().st_ino == inode for path, inode in sealed.items()) >= len(sealed) - 1
+    copy = Engine.open(to, clock=owned.cluster.clock, options=OPTIONS)
+    try:
+        assert copy.operations.cordon.note is not None
+        assert [one.id for one in pulled(copy)] == [*ids, "later"]
+    finally:
+        copy.close()
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        owned.copy(to)
+
+
+def test_what_earlier_owners_left_is_not_read_again(owned: Owned, tmp_path: Path) -> None:
+    owned.publish(*(f"m{number:02d}" for number in range(60)))
+    with ExitStack() as stack:
+        successor = Owned(tmp_path / "successor", stack, cluster=owned.cluster)
+        successor.publish("n")
+        first = successor.copy(tmp_path / "copy")
+
+        second = successor.copy(tmp_path / "copy")
+
+    assert second.segments - second.kept <= 3, "those that may still grow"
+    assert second.segments == first.segments > 4
+
+
+def test_what_a_killed_copy_has_written_is_kept_and_what_retention_dropped_goes(owned: Owned, tmp_path: Path) -> None:
+    owned.publish(*(f"m{number:02d}" for number in range(60)))
+    owned.copy(tmp_path / "copy")
+    with pytest.raises(Killed):
+        owned.copy(tmp_path / "copy", ask=killed)
+    with pytest.raises(ConfigurationError, match="whose restore did not end"):
+        Engine.open(tmp_path / "copy")
+
+    again = owned.copy(tmp_path / "copy")
+    before = set((tmp_path / "copy").glob("messages/*.segment"))
+    for one in owned.engine.puller.pull(TOPIC, GROUP, max_messages=500):
+        owned.engine.settler.ack([one.receipt])
+    owned.cluster.clock.advance(60_000)
+    owned.engine.retention.check()
+    owned.copy(tmp_path / "copy")
+
+    assert again.kept > 0
+    assert before - set((tmp_path / "copy").glob("messages/*.segment"))
+    assert {report.status for report in report_folder(tmp_path / "copy")} == {LogStatus.CLEAN}
+
+
+def killed() -> SnapshotAnswer:
+    raise Killed
+
+
+def test_the_copy_of_another_cluster_is_left_alone(owned: Owned, tmp_path: Path) -> None:
+    owned.publish("a")
+    owned.copy(tmp_path / "copy")
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        owned.copy(tmp_path / "copy", cluster="others")
+    Engine.open(tmp_path / "copy", clock=owned.cluster.clock).close()

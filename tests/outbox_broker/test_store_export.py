@@ -130,6 +130,27 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path for path in (tmp_path / "data").rglob("*") if path.is_file()) == files
 
 
+def test_a_folder_into_which_another_export_goes_is_refused(tmp_path: Path) -> None:
+    cluster, folder = LedgerCluster(), tmp_path / "export"
+    with owned(cluster, tmp_path / "a") as engine:
+        ids = work(engine, "first", 3)
+        views = 0
+
+        def view() -> LedgerView | None:
+            nonlocal views
+            views += 1
+            if views == 2:  # the first is of the look before
+                with pytest.raises(ConfigurationError, match="is in use"):
+                    exported(cluster, folder)
+            return LedgerView.open(cluster.shard())
+
+        export_logs(folder, cluster="trips", view=view, pause=Told(cluster))
+
+        assert views > 2
+        assert messages_in(folder) == ids
+        exported(cluster, folder)
+
+
 def test_no_broker_is_started_on_an_export_whose_files_are_for_one_user(tmp_path: Path) -> None:
     cluster, folder = LedgerCluster(), tmp_path / "export"
     with owned(cluster, tmp_path / "a") as engine:
