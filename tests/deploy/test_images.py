@@ -61,5 +61,5 @@ def test_images_have_the_versions_of_the_lock_file() -> None:
 
     assert [f"{one.name}{one.specifier}" for one in constraints] == locked
     assert (
-        re.findall(r"pip install (.*) \"\$", DOCKERFILE) == ["--no-cache-dir --constraint /wheels/constraints.txt"] * 2
+        re.findall(r"pip install (.*) \"\$", DOCKERFILE) == ["--no-cache-dir --constraint /wheels/constraints.txt"] * 3
     )

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from compensator.core.config import load
+from outbox_broker.cluster.cluster_settings import ClusterSettings
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.durations_and_sizes import parse_duration_ms
 from spark_reconcile.core.settings_file import read_config, settings_of
@@ -18,6 +19,11 @@ from tests.deploy.manifests import KUBERNETES, MANIFESTS, Container, containers,
 
 ENGINE_CLOSE_SECONDS = 10
 KUSTOMIZATION: dict[str, Any] = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+KUSTOMIZATIONS: dict[Path, dict[str, Any]] = {
+    path: yaml.safe_load(path.read_text()) for path in KUBERNETES.rglob("kustomization.yaml")
+}
+"""The one that stands for all, and those that are applied with it, or for themselves."""
+ON_BOOKKEEPER = KUBERNETES / "broker-on-bookkeeper"
 each_container = pytest.mark.parametrize("one", containers(), ids=lambda one: one.name)
 
 
@@ -34,9 +40,7 @@ def grace_seconds(one: Container) -> int:
 
 
 def test_every_manifest_is_listed_and_every_name_is_taken_once() -> None:
-    component = yaml.safe_load((KUBERNETES / "monitoring" / "kustomization.yaml").read_text())
-    listed = {KUBERNETES / name for name in KUSTOMIZATION["resources"]}
-    listed |= {KUBERNETES / "monitoring" / name for name in component["resources"]}
+    listed = {path.parent / name for path, made in KUSTOMIZATIONS.items() for name in made["resources"]}
     names = [(one["kind"], one["metadata"]["name"]) for one in documents()]
 
     assert listed == set(MANIFESTS)
@@ -46,11 +50,12 @@ def test_every_manifest_is_listed_and_every_name_is_taken_once() -> None:
 
 def test_the_kustomization_names_files_and_images_that_are_there(tmp_path: Path) -> None:
     files = [KUBERNETES / name for made in KUSTOMIZATION["configMapGenerator"] for name in made["files"]]
-    images = {image["name"] for image in KUSTOMIZATION["images"]}
+    images = {image["name"] for made in KUSTOMIZATIONS.values() for image in made.get("images", [])}
 
     assert all(path.is_file() for path in files)
     assert images == {one.container["image"] for one in containers()}
     if shutil.which("kubectl"):
+        assert built(ON_BOOKKEEPER) > {"StatefulSet", "Service"}
         assert built(KUBERNETES) > {"Deployment", "StatefulSet", "CronJob", "ConfigMap", "PodDisruptionBudget"}
         overlay = tmp_path / "kubernetes"
         shutil.copytree(KUBERNETES, overlay)
@@ -170,10 +175,47 @@ def test_a_stopping_pod_has_more_time_than_it_takes() -> None:
 
     assert grace_seconds(found["compensator"]) >= stop_timeout_s + ENGINE_CLOSE_SECONDS
     assert grace_seconds(found["broker"]) >= shutdown_s + ENGINE_CLOSE_SECONDS
+    hand_over_s = cluster_settings(found["broker-node"]).drain_ms / 1000
+    shutdown_s = options(found["broker-node"].command)["shutdown_timeout_ms"] / 1000
+    assert grace_seconds(found["broker-node"]) >= hand_over_s + shutdown_s + ENGINE_CLOSE_SECONDS
+
+
+def cluster_settings(one: Container) -> ClusterSettings:
+    """What a node's command line and environment make of its cluster, as its first pod has them."""
+    name = f"{one.workload['metadata']['name']}-0"
+    given = {variable["name"]: variable.get("value", name) for variable in one.container["env"]}
+    prefix = "OUTBOX_CLUSTER__"
+    table = {
+        key.removeprefix(prefix).lower(): value.replace("$(POD_NAME)", name)
+        for key, value in given.items() if key.startswith(prefix)
+    }  # fmt: skip
+    return ClusterSettings(**table, store=options(one.command)["store"], name=name)
+
+
+def test_the_nodes_of_one_broker_are_found_by_names_of_their_own_and_one_of_them_may_go() -> None:
+    [node] = [one for one in containers() if one.name == "broker-node"]
+    spec = node.workload["spec"]
+    services = {service["metadata"]["name"]: service["spec"] for service in of_kind("Service")}
+    [budget] = [one for one in of_kind("PodDisruptionBudget") if one["metadata"]["name"] == "outbox-broker-node"]
+    mounts = {mount["mountPath"] for mount in node.container["volumeMounts"]}
+    settings = cluster_settings(node)
+
+    assert spec["replicas"] >= 2
+    assert spec["updateStrategy"] == {"type": "OnDelete"}, "one that stands by is never ready"
+    assert services[spec["serviceName"]]["publishNotReadyAddresses"] is True
+    port = options(node.command)["port"]
+    assert settings.advertised_url == f"http://{settings.name}.{spec['serviceName']}:{port}"
+    assert settings.address.root == "/outbox/broker"
+    assert str(settings.ledgers_password_file) in {
+        f"/run/secrets/outbox-mq/{name}" for name in files_of(node, "secrets")
+    }
+    assert budget["spec"]["minAvailable"] == 0
+    assert "/tmp" in mounts, "an engine's lock"
+    assert node.container["startupProbe"]["httpGet"]["path"] == "/livez"
 
 
 def test_one_broker_has_one_data_folder_and_reconciliation_reads_it_where_it_is() -> None:
-    [stateful] = of_kind("StatefulSet")
+    [stateful] = [one for one in of_kind("StatefulSet") if one["metadata"]["name"] == "outbox-broker"]
     found = {one.name: one for one in containers()}
     data = options(found["broker"].command)["data"]
     reads = {mount["mountPath"]: mount for mount in found["reconcile"].container["volumeMounts"]}[str(data)]
@@ -221,13 +263,17 @@ def test_every_key_of_the_secret_that_is_used_is_named_for_whoever_makes_it() ->
             for item in volume.get("secret", {}).get("items", [])}  # fmt: skip
     used |= {
         variable["valueFrom"]["secretKeyRef"]["key"]
-        for one in containers() for variable in one.container.get("env", []) if "valueFrom" in variable
+        for one in containers() for variable in one.container.get("env", [])
+        if "secretKeyRef" in variable.get("valueFrom", {})
     }  # fmt: skip
     used |= {
         end["authorization"]["credentials"]["key"]
         for monitor in of_kind("ServiceMonitor") for end in monitor["spec"]["endpoints"] if "authorization" in end
     }  # fmt: skip
-    text = (KUBERNETES / "kustomization.yaml").read_text()
+    text = "".join(path.read_text() for path in KUSTOMIZATIONS)
 
-    assert used == {"database-password", "reconcile-database-url", "tokens.toml", "broker-token", "metrics-token"}
+    assert used == {
+        "database-password", "reconcile-database-url", "tokens.toml", "broker-token", "metrics-token",
+        "ledgers-password",
+    }  # fmt: skip
     assert all(f"#   {key} " in text for key in used)
