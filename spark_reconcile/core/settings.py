@@ -25,8 +25,8 @@ class RunLimits:
     content has not changed for `file_rest_ms` is at rest: its digests are kept, in at most `digest_generations_max`
     generations. Sealed segments of at least `kept_segment_bytes_min` are kept as Parquet: smaller ones are read in less
     time than a Parquet file. Up to `one_partition_rows_max` rows are in one partition, and sets of them are literals of
-    query plans: they take less time than the tasks, shuffles and jobs of many. An export of the delay cluster may take
-    `delay_export_s_max`.
+    query plans: they take less time than the tasks, shuffles and jobs of many. An export from bookies may take
+    `export_s_max`.
     """
 
     snapshot_rows_max: int = 500_000
@@ -37,7 +37,7 @@ class RunLimits:
     file_rest_ms: int = 2_000
     digest_generations_max: int = 24
     kept_segment_bytes_min: int = 4 * MIB
-    delay_export_s_max: int = 3_600
+    export_s_max: int = 3_600
     one_partition_rows_max: int = 20_000
 
 
@@ -195,9 +195,9 @@ class InboxSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelaySource:
-    """A delay cluster in front of the broker: its address, bookkeeper://zk1,zk2,zk3/path, and a TOML file with a table
-    [cluster] where its other settings are.
+class LedgerSource:
+    """What bookies keep, of a broker or of a delay cluster: its address, bookkeeper://zk1,zk2,zk3/path, and a TOML file
+    with a table [cluster] where its other settings are.
     """
 
     store: str
@@ -205,10 +205,7 @@ class DelaySource:
 
     def __post_init__(self) -> None:
         if not self.store.startswith("bookkeeper://"):
-            raise ConfigurationError(
-                "[delay] store is a delay cluster's address, e.g. bookkeeper://zk1,zk2,zk3/outbox/delay; a delay "
-                "service on one machine cannot be read: what waits in it is not_in_broker until it is due"
-            )
+            raise ConfigurationError(f"store is an address like bookkeeper://zk1,zk2,zk3/path, and not {self.store!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,10 +252,11 @@ class Settings:
     same columns; a text is a URL (`s3a://bucket/archive`), passed to Spark unchanged. `archive`: whether sent rows
     are kept at all. `broker_data` and `output` are local folders. `complete_since_ms`: the archive has every row
     sent since then; `archive_days`, `inbox_days`: the compensator's retention. Without both: since the oldest row.
-    `until`: until when databases are complete that have no `until` of their own. `delay`: a delay cluster whose due
-    messages go to this broker. `groups`: consumer groups that the broker must know, each as `group` or
-    `topic/group`. `accept_missing`: sources whose loss of evidence this one run accepts. `keep_days`: how long the
-    folders of runs are kept, by default for ever. `limits` decide no verdict.
+    `until`: until when databases are complete that have no `until` of their own. `broker_store`: the broker, if bookies
+    keep it; it is exported to `broker_data` then. `delay`: a delay cluster whose due messages go to this broker.
+    `groups`: consumer groups that the broker must know, each as `group` or `topic/group`. `accept_missing`: sources
+    whose loss of evidence this one run accepts. `keep_days`: how long the folders of runs are kept, by default for
+    ever. `limits` decide no verdict.
     """
 
     database_url: str = field(repr=False)
@@ -278,7 +276,8 @@ class Settings:
     groups: Sequence[str] = ()
     accept_missing: Sequence[str] = ()
     limits: RunLimits = field(default_factory=RunLimits)
-    delay: DelaySource | None = None
+    broker_store: LedgerSource | None = None
+    delay: LedgerSource | None = None
     keep_days: float | None = None
 
     def __post_init__(self) -> None:

@@ -34,10 +34,10 @@ from spark_reconcile.core.settings import (
     BusinessRule,
     CompletenessBound,
     Condition,
-    DelaySource,
     Grace,
     InboxSource,
     KeyFormat,
+    LedgerSource,
     Operator,
     OutboxSource,
     Settings,
@@ -47,6 +47,8 @@ from spark_reconcile.core.settings import (
 from spark_reconcile.core.time_arguments import length_ms
 
 OUTPUT_DEFAULT: Final = "reconciliation"
+BROKER_EXPORT: Final = "broker"
+"""Subfolder of the output folder for what bookies keep of the broker."""
 REPAIRS_MAX_DEFAULT: Final = 1_000
 """More repairs than this are no faults of single messages: a source is missing, or is the wrong one."""
 EVERY_DEFAULT: Final = "1h"
@@ -101,7 +103,7 @@ _SHARED: Final[Mapping[str, _Keys]] = {
         "url": as_written, "password_file": _as_path, "schema": as_written, "archive": _as_flag,
         "complete_since": _as_time, "archive_days": _as_number, "inbox_days": _as_number, **_UNTIL,
     },
-    "broker": {"data": _as_path, "groups": _as_texts},
+    "broker": {"data": _as_path, "store": as_written, "config": _as_path, "groups": _as_texts},
 }  # fmt: skip
 """Tables that services have as well."""
 _OWN: Final[Mapping[str, _Keys]] = {
@@ -130,7 +132,7 @@ _LISTS: Final[Mapping[str, frozenset[str]]] = {
 _BELOW: Final = frozenset({*_OWN, *_COMMAND, *_LISTS})
 _CONDITION: Final = frozenset({"column", "op", "value"})
 _RECONCILE: Final = "reconcile"
-_REQUIRED: Final = frozenset({("database", "url"), ("broker", "data")})
+_REQUIRED: Final = frozenset({("database", "url")})
 _DEFAULTS: Final[Mapping[Location, Any]] = {
     ("database", "archive"): True,
     **{("reconcile", "grace", name): value for name, value in asdict(Grace()).items()},
@@ -302,7 +304,10 @@ def _unknown_key(key: str, known: Iterable[str], table: str) -> str:
 def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Settings:
     """Builds Settings from checked tables; relative paths are relative to `folder`, the file's own."""
     database, broker, output = _table(config, "database"), _table(config, "broker"), _table(config, "output")
+    results = _path(output.get("folder", OUTPUT_DEFAULT), folder)
+    exported = results / BROKER_EXPORT
     try:
+        store = _broker_store(broker, folder)
         settings = Settings(
             database_url=_text(database, "url", "database"),
             schema=_text(database, "schema", "database") if "schema" in database else None,
@@ -315,12 +320,13 @@ def settings_of(config: Mapping[str, Any], *, folder: Path | None = None) -> Set
             archive_days=_number(database, "archive_days", "database"),
             inbox_days=_number(database, "inbox_days", "database"),
             until=_until(database, "database"),
-            broker_data=_path(_text(broker, "data", "broker"), folder),
+            broker_data=exported if store else _path(_text(broker, "data", "broker"), folder),
+            broker_store=store,
             groups=_listed(broker, "groups", "broker"),
             rules=tuple(_rule(table) for table in _tables(config, "rules")),
             inboxes=tuple(_inbox(table) for table in _tables(config, "inboxes")),
             grace=_grace(_table(config, "grace")),
-            output=_path(output.get("folder", OUTPUT_DEFAULT), folder),
+            output=results,
             delay=_delay(_table(config, "delay"), folder),
             keep_days=_number(output, "keep_days", "output"),
         )
@@ -337,11 +343,35 @@ def _grace(table: Mapping[str, Any]) -> Grace:
     return Grace(**{name: value for name, value in numbers.items() if value is not None})
 
 
-def _delay(table: Mapping[str, Any], folder: Path | None) -> DelaySource | None:
+def _broker_store(table: Mapping[str, Any], folder: Path | None) -> LedgerSource | None:
+    if "store" not in table:
+        if "config" in table:
+            raise ConfigurationError("[broker] config goes with store: a broker's data folder needs none")
+        if "data" not in table:
+            raise ConfigurationError("[broker] needs data, a broker's folder, or store, its address on BookKeeper")
+        return None
+    if "data" in table:
+        raise ConfigurationError("[broker] has data for a broker in a folder, or store for one on BookKeeper: not both")
+    return _ledger_source(table, "broker", folder)
+
+
+def _delay(table: Mapping[str, Any], folder: Path | None) -> LedgerSource | None:
     if not table:
         return None
-    config = _path(_text(table, "config", "delay"), folder) if "config" in table else None
-    return DelaySource(store=_text(table, "store", "delay"), config=config)
+    try:
+        return _ledger_source(table, "delay", folder)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{error}; a delay service on one machine cannot be read: what waits in it is not_in_broker until it is due"
+        ) from error
+
+
+def _ledger_source(table: Mapping[str, Any], name: str, folder: Path | None) -> LedgerSource:
+    config = _path(_text(table, "config", name), folder) if "config" in table else None
+    try:
+        return LedgerSource(store=_text(table, "store", name), config=config)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"[{name}] {error}") from error
 
 
 def _rule(table: Mapping[str, Any]) -> BusinessRule:

@@ -6,8 +6,6 @@ Read it before the broker: a message that is handed over meanwhile is then in bo
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,21 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from outbox_core.common.errors import ConfigurationError
 from outbox_core.protocol.decoder_cache import json_decoder
 from spark_reconcile.core.dataframes import listed
 from spark_reconcile.core.errors import NotComparable
-from spark_reconcile.core.settings import DelaySource, Settings
+from spark_reconcile.core.settings import LedgerSource, Settings
 from spark_reconcile.evidence.message_evidence import HELD_SEQUENCE
+from spark_reconcile.load.ledger_exports import run_export
 from spark_reconcile.sources.broker_logs import MESSAGE_SCHEMA, RUN_SCHEMA, LogSegment, single, survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-_USAGE: Final = 2
-_ERROR: Final = "error: "
-_SHOWN_MAX: Final = 500
 
 
 class DelayExport(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,31 +35,14 @@ class DelayExport(msgspec.Struct, frozen=True, kw_only=True):
     cancels_since_ms: int
 
 
-def export_delay(source: DelaySource, folder: Path, *, seconds_max: int) -> DelayExport:
-    """Export to a folder that is not there yet, by a process of its own, which ends with its JVM and its clients.
+def export_delay(source: LedgerSource, folder: Path, *, seconds_max: int) -> DelayExport:
+    """Export to a folder that is not there yet. Raises ConfigurationError, which names the cure, and NotComparable.
 
-    The command is `outbox delay export`: it reads the shards' ledgers beside their owners, and writes logs in the
-    broker's format. Raises ConfigurationError, which names the cure, and NotComparable.
+    The command reads the shards' ledgers beside their owners, and writes logs in the broker's format.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "outbox", "delay", "export", "--json"]
-    command += ["--store", source.store, "--folder", str(folder)]
-    command += ["--config", str(source.config)] if source.config is not None else []
-    try:
-        done = subprocess.run(  # noqa: S603 - our own command, its arguments are no shell's
-            command, capture_output=True, text=True, check=False, timeout=seconds_max, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NotComparable(
-            f"the delay cluster {source.store} could not be read within {seconds_max} s: see whether its bookies answer"
-        ) from error
-    if done.returncode == 0:
-        return json_decoder(DelayExport).decode(done.stdout)
-    error_line = next((line for line in reversed(done.stderr.splitlines()) if line.startswith(_ERROR)), "")
-    end = f"`outbox delay export` ended with status {done.returncode}: {done.stderr[-_SHOWN_MAX:]}"
-    reason = error_line.removeprefix(_ERROR) or end
-    why = f"the delay cluster {source.store} cannot be read: {reason}"
-    raise (ConfigurationError if done.returncode == _USAGE else NotComparable)(why)
+    command = ["delay", "export", "--json"]
+    said = run_export(command, source, folder, what="the delay cluster", seconds_max=seconds_max)
+    return json_decoder(DelayExport).decode(said)
 
 
 FOLDER: Final = "delay"
@@ -96,10 +72,10 @@ def read_configured(session: SparkSession, settings: Settings, say: Callable[[st
     return read_delay(session, settings, settings.delay)
 
 
-def read_delay(session: SparkSession, settings: Settings, source: DelaySource) -> DelayRecords:
+def read_delay(session: SparkSession, settings: Settings, source: LedgerSource) -> DelayRecords:
     """Export the cluster, and read that. Raises ConfigurationError, NotComparable."""
     folder = settings.output / FOLDER / uuid.uuid4().hex
-    export = export_delay(source, folder, seconds_max=settings.limits.delay_export_s_max)
+    export = export_delay(source, folder, seconds_max=settings.limits.export_s_max)
     whole = _frame(session, folder, "messages")
     messages = whole.selectExpr(
         *(f"{HELD_SEQUENCE}L as sequence" if name == "sequence" else name for name in _message_columns(MESSAGE_SCHEMA))

@@ -16,6 +16,7 @@ from spark_reconcile.core.plausible_times import EARLIEST_MS, LATEST_MS, Plausib
 from spark_reconcile.core.settings import BusinessRule, RunLimits, Settings
 from spark_reconcile.core.time_buckets import Span
 from spark_reconcile.load.completeness_bound import Reach
+from spark_reconcile.load.ledger_exports import refresh_broker_export
 from spark_reconcile.load.spark_session import Size
 from spark_reconcile.sources.broker_logs import survey
 from spark_reconcile.sources.dbapi_reader import DatabaseAddress, DbApiReader, reading
@@ -129,6 +130,7 @@ def check_sources(
         max(now_ms or 0, time.time_ns() // 1_000_000), clocks=clocks, skew_ms=settings.grace.clock_skew_ms
     ).latest_ms
     rest = _rest(settings, span, oldest, clocks, once, extents, latest_ms)
+    refresh_broker_export(settings)
     segments = [segment for log in ("messages", "actions") for segment in survey(settings.broker_data, log)]
     return SourcePlan(
         inboxes=tuple(_together(inboxes, settings.limits)),

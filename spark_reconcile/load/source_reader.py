@@ -24,6 +24,7 @@ from spark_reconcile.evidence.filter_evaluation import FilterEvaluation
 from spark_reconcile.evidence.message_evidence import with_answers
 from spark_reconcile.load.completeness_bound import NEVER_MS, Reach, archive_reach, inbox_reaches
 from spark_reconcile.load.delay_records import DelayExport, read_configured, with_delayed
+from spark_reconcile.load.ledger_exports import refresh_broker_export
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, LogEnd, log_end, refuse_lost_end
 from spark_reconcile.load.read_plan import Read, SourcePlan, waves
 from spark_reconcile.load.spark_session import one_partition
@@ -189,6 +190,7 @@ def _read_rest(
     """Returns the broker's segments, its messages and actions, the tables, where the logs end, and the places of
     messages that the actions left do not have.
     """
+    refresh_broker_export(settings)
     # Actions first: each message that they name is in the message log when that is surveyed.
     surveyed = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     # The survey fixes the extent of the broker's logs: the tables may be read while its logs are.
@@ -228,6 +230,7 @@ def _on_messages(
 
 def _messages_since(session: SparkSession, settings: Settings, segment: LogSegment) -> list[InputCount]:
     """Count the message log again, from this segment on."""
+    refresh_broker_export(settings)
     now = [
         current for current in survey(settings.broker_data, "messages") if current.first_offset >= segment.first_offset
     ]

@@ -16,6 +16,7 @@ from spark_reconcile.core.plausible_times import InputCount
 from spark_reconcile.core.settings import RunLimits, Settings
 from spark_reconcile.evidence.message_evidence import answers, are_answered
 from spark_reconcile.load.delay_records import read_delay
+from spark_reconcile.load.ledger_exports import refresh_broker_export
 from spark_reconcile.load.read_plan import Read, SourcePlan
 from spark_reconcile.load.source_reader import Evidence, effects_of, has_places, read_log, sql_frame, united
 from spark_reconcile.sources.broker_logs import begins_whole, grown, named_runs, single, survey
@@ -145,6 +146,7 @@ def _logs(session: SparkSession, settings: Settings, first: Evidence) -> tuple[D
     if settings.delay is not None:
         delayed = read_delay(session, settings, settings.delay)
         messages, actions = union(messages, delayed.messages), union(actions, delayed.actions)
+    refresh_broker_export(settings)
     now = {log: survey(settings.broker_data, log) for log in ("actions", "messages")}
     more = {
         log: grown(first.surveyed[log], now[log], end_offset=first.ends[log].offset if log in first.ends else None)

@@ -23,6 +23,7 @@ from spark_reconcile.core.settings import Settings
 from spark_reconcile.core.synced_files import write_whole
 from spark_reconcile.core.time_arguments import utc_text
 from spark_reconcile.load.completeness_bound import kept_since
+from spark_reconcile.load.ledger_exports import refresh_broker_export
 from spark_reconcile.load.lost_log_ends import UNSYNCED_MS, log_end
 from spark_reconcile.load.name_checks import KnownGroups, check_names, known_groups
 from spark_reconcile.load.read_plan import TableExtent
@@ -347,6 +348,7 @@ def refuse_lost_actions(evidence: Evidence, settings: Settings, *, now_ms: int) 
         return ""
     last = evidence.surveyed["actions"][-1]
     # The broker may be running: actions appended since the log was read count, too.
+    refresh_broker_export(settings)
     now = [segment for segment in survey(settings.broker_data, "actions") if segment.first_offset >= last.first_offset]
     since = log_frame(evidence.messages.sparkSession, "actions", now)
     last_ms = max(last_ms, log_end(now).last_ms)

@@ -16,7 +16,7 @@ from outbox_core import Message
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.messages.message import DUE_HEADER
-from spark_reconcile.core.settings import DelaySource
+from spark_reconcile.core.settings import LedgerSource
 from spark_reconcile.core.settings_file import settings_of
 from spark_reconcile.load.delay_records import DelayExport, read_delay
 from spark_reconcile.rules.delivery_rules import DELIVERY_RULES
@@ -97,7 +97,7 @@ def test_an_export_is_read_with_cancels_and_without(
     owner.cancel(stopped, now_ms=NOW_MS)
     cluster.ledgers.say_confirmed()
 
-    def exported(_: DelaySource, folder: Path, *, seconds_max: int) -> DelayExport:
+    def exported(_: LedgerSource, folder: Path, *, seconds_max: int) -> DelayExport:
         assert seconds_max
         folder.parent.mkdir(parents=True, exist_ok=True)
         options = ExportOptions(cancels_max=9)
@@ -111,7 +111,7 @@ def test_an_export_is_read_with_cancels_and_without(
         )  # fmt: skip
 
     monkeypatch.setattr("spark_reconcile.load.delay_records.export_delay", exported)
-    source = DelaySource(store="bookkeeper://zk/outbox/delay")
+    source = LedgerSource(store="bookkeeper://zk/outbox/delay")
 
     delayed = read_delay(spark, settings_of(TABLES, folder=tmp_path), source)
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
+from sqlalchemy.orm import Session
 
 from broker_adapter.http.admin_client import AdminClient
+from outbox import Outbox
+from outbox.migrate.schema_upgrade import upgrade
 from outbox_core import Message, connect
 from outbox_core.common.errors import BrokerError
 from outbox_core.messages.message import GroupConfig
@@ -105,6 +111,64 @@ def test_a_folder_goes_onto_bookies_by_its_backup_with_its_dead_letters_and_ther
     taken = requests.post(f"{other.url}/v1/publish", json=ONE_MESSAGE, timeout=120)
     assert (refused.status_code, taken.status_code) == (503, 200)
     assert "moving" in refused.text
+
+
+@pytest.mark.slow
+def test_a_reconciliation_reads_the_bookies_beside_the_owner_and_finds_every_message(
+    broker_nodes: BrokerNodes, node_settings: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in node_settings.items():
+        monkeypatch.setenv(f"OUTBOX_CLUSTER__{name.upper()}", value)
+    broker_nodes.start("n1", session_ms="30000")
+    broker_nodes.wait_for_owner()
+    url = f"sqlite:///{tmp_path / 'business.db'}"
+    upgrade(url, schema="outbox")
+    box, consumer = Outbox(url, broker=broker_nodes.url), connect(broker_nodes.url)
+    AdminClient(broker_nodes.url).declare_group(TOPIC, GROUP, GroupConfig())
+    with Session(box.engine) as session, session.begin():
+        for number in range(40):
+            box.publish(TOPIC, {"n": number}, session=session)
+        far = [box.publish(TOPIC, {}, delay=timedelta(days=2), session=session) for _ in range(10)]
+    eventually(lambda: _archived(box) == 50, what="all is sent")
+    with Session(box.engine) as session, session.begin():
+        for message in far[:5]:
+            box.cancel(message.id, session=session)
+    eventually(lambda: _archived(box) == 55, what="the cancels are sent")
+    handled = 0
+    while handled < 40:
+        deliveries = consumer.pull(TOPIC, GROUP, max_messages=10, wait_ms=20_000)
+        handled += consumer.ack([delivery.receipt for delivery in deliveries]).count("acked")
+    consumer.close()
+    box.close()
+
+    first, again = (reconciled(tmp_path, url=url, store=broker_nodes.store) for _ in range(2))
+
+    for summary in (first, again):
+        assert [summary[name] for name in ("lost", "phantom", "early", "mismatch", "unexplained")] == [0] * 5, summary
+        rules = Counter[str]()
+        for counted in summary["verdict_counts"]:
+            if counted["scope"] == "message":
+                rules[counted["rule"]] += counted["count"]
+        assert rules == {"stored": 45, "canceled": 5, "cancel_accepted": 5}, summary
+
+
+def _archived(box: Outbox) -> int:
+    with box.engine.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT COUNT(*) FROM outbox_archive").scalar_one())
+
+
+def reconciled(folder: Path, *, url: str, store: str) -> dict[str, Any]:
+    """Reconcile in a process of its own; returns the summary."""
+    config = folder / "reconcile.toml"
+    config.write_text(
+        f'[database]\nurl = "{url}"\n[broker]\nstore = "{store}"\n'
+        f'[output]\nfolder = "{folder / "proof"}"\n[grace]\nseconds = 1\nconfirm_after_seconds = 0\n'
+    )
+    command = [sys.executable, "-m", "outbox", "reconcile", "run", "--config", str(config), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
+    assert done.returncode in {0, 1}, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
 
 
 BROKEN = "broken"

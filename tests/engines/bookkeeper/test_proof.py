@@ -25,7 +25,7 @@ from outbox.migrate.schema_upgrade import upgrade
 from outbox_broker.cluster.bookkeeper.java_runtime import JARS_VARIABLE
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.journal import journal
-from spark_reconcile.core.settings import DelaySource
+from spark_reconcile.core.settings import LedgerSource
 from spark_reconcile.load.delay_records import export_delay
 from tests.engines.bookkeeper.cluster import BookKeeperCluster
 from tests.outbox_broker.action_log import actions_of
@@ -41,11 +41,11 @@ SESSION_MS = "30000"
 
 
 @pytest.fixture
-def source(running: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> DelaySource:
+def source(running: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> LedgerSource:
     """The cluster as the reconciliation's settings name it."""
     for name, value in {**running.environment, "OUTBOX_CLUSTER__SESSION_MS": SESSION_MS}.items():
         monkeypatch.setenv(name, value)
-    return DelaySource(store=running.store)
+    return LedgerSource(store=running.store)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def epochs(running: RunningCluster) -> dict[str, int]:
 
 
 def test_an_export_has_what_waits_and_what_was_canceled_while_the_owner_writes_on(
-    running: RunningCluster, source: DelaySource, tmp_path: Path
+    running: RunningCluster, source: LedgerSource, tmp_path: Path
 ) -> None:
     node = running.node("n1", session_ms=SESSION_MS)
     running.wait_until_served(node)
@@ -108,7 +108,7 @@ def test_an_export_has_what_waits_and_what_was_canceled_while_the_owner_writes_o
     assert epochs(running) == before, "no shard was taken over"
 
 
-def _has_all(source: DelaySource, tmp_path: Path, ids: list[str]) -> bool:
+def _has_all(source: LedgerSource, tmp_path: Path, ids: list[str]) -> bool:
     """What was confirmed half a second before the export is in it."""
     folder = tmp_path / f"export-{time.monotonic_ns()}"
     export = export_delay(source, folder, seconds_max=EXPORT_SECONDS_MAX)
@@ -118,7 +118,7 @@ def _has_all(source: DelaySource, tmp_path: Path, ids: list[str]) -> bool:
 
 
 def test_a_reconciliation_knows_what_waits_in_the_cluster_what_was_canceled_and_what_was_delivered_when_due(
-    running: RunningCluster, source: DelaySource, tmp_path: Path
+    running: RunningCluster, source: LedgerSource, tmp_path: Path
 ) -> None:
     node = running.node("n1", session_ms=SESSION_MS)
     running.wait_until_served(node)
@@ -167,7 +167,7 @@ def _stored(running: RunningCluster) -> int:
     return len(messages_of(running.folder / "broker"))
 
 
-def reconcile(folder: Path, *, url: str, source: DelaySource, broker_data: Path) -> dict[str, Any]:
+def reconcile(folder: Path, *, url: str, source: LedgerSource, broker_data: Path) -> dict[str, Any]:
     """Run it in a process of its own; returns the summary."""
     config = folder / "reconcile.toml"
     config.write_text(
@@ -182,12 +182,12 @@ def reconcile(folder: Path, *, url: str, source: DelaySource, broker_data: Path)
 
 
 def test_errors_of_the_source_name_the_cure(
-    running: RunningCluster, source: DelaySource, cluster: BookKeeperCluster, zookeeper: Any, tmp_path: Path,
+    running: RunningCluster, source: LedgerSource, cluster: BookKeeperCluster, zookeeper: Any, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def refusal(store: str = source.store) -> str:
         with pytest.raises(ConfigurationError) as refused:
-            export_delay(DelaySource(store=store), tmp_path / uuid.uuid4().hex, seconds_max=EXPORT_SECONDS_MAX)
+            export_delay(LedgerSource(store=store), tmp_path / uuid.uuid4().hex, seconds_max=EXPORT_SECONDS_MAX)
         return str(refused.value)
 
     assert "outbox delay init" in refusal(f"bookkeeper://{cluster.zookeeper_hosts}/nowhere")
