@@ -14,6 +14,7 @@ from outbox_broker.segments.ledger_records import entries_of
 from outbox_broker.segments.ledger_takeover import Shard, begin_manifest, name_manifest, read_node
 from outbox_broker.segments.port import SegmentInfo, WriterFenced, require_name
 from outbox_core.common.errors import ConfigurationError, StorageFailed
+from outbox_core.journal.journal import SegmentDamaged
 
 UNCONFIRMED_BYTES_MAX: Final = 8 * 1024 * 1024
 _LEDGER_EPOCH: Final = 0
@@ -36,6 +37,8 @@ class LedgerImport:
         LedgerFailed.
         """
         require_name(info.name)
+        if info.name in self._map.segments:
+            raise SegmentDamaged(f"{info.name} is there twice, in two parts of the broker: one of them was renamed")
         writer = self._shard.ledgers.begin_create(self._shard.metadata(epoch=_LEDGER_EPOCH, segment=info.name))()
         entries = end = unconfirmed = 0
         try:
