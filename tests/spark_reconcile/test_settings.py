@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import time
@@ -140,7 +139,7 @@ def test_a_password_from_a_file_is_that_of_each_url_without_one(tmp_path: Path) 
 
 def test_a_password_file_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:
     missing = str(tmp_path / "gone")
-    done = _outbox(
+    done = outbox(
         "reconcile", "run", "--url", "mysql://u@h/s", "--broker-data", str(tmp_path), "--password-file", missing
     )
 
@@ -243,7 +242,7 @@ def test_importing_the_command_imports_no_spark() -> None:
 
 
 def test_usage_errors_exit_with_2_and_one_line(tmp_path: Path) -> None:
-    ended = _outbox("reconcile", "run", "--config", str(tmp_path / "none.toml"))
+    ended = outbox("reconcile", "run", "--config", str(tmp_path / "none.toml"))
 
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: cannot read")
@@ -261,13 +260,12 @@ def test_a_source_that_is_down_exits_with_3(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
 def test_explain_says_what_a_verdict_means() -> None:
-    ended = _outbox("reconcile", "explain", "phantom")
+    ended = outbox("reconcile", "explain", "phantom")
 
     assert ended.returncode == 0
     assert "no_business_row" in ended.stdout
-    wrong = _outbox("reconcile", "explain", "phantm")
+    wrong = outbox("reconcile", "explain", "phantm")
     assert (wrong.returncode, "did you mean phantom?" in wrong.stderr) == (2, True)
 
 
@@ -325,39 +323,11 @@ def test_the_command_prints_json_and_says_nothing_of_spark(sqlite: Database, tmp
     assert (planned["action"], planned["key"]) == ("nothing", "4")
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_the_command_judges_by_the_hour_and_repairs_what_is_unsent(sqlite: Database, tmp_path: Path) -> None:
-    world = World()
-    world.groups()
-    for _ in range(3):
-        world.settled(age_ms=2 * HOUR_MS)
-    world.unsent("stuck", key=None, age_ms=2 * HOUR_MS)
-    world.outbox[-1]["token"] = None
-    world.write(sqlite, tmp_path)
-    config = tmp_path / "reconcile.toml"
-    config.write_text(
-        f'[database]\nurl = "{sqlite.url}"\n[broker]\ndata = "broker"\n[grace]\nconfirm_after_seconds = 0\n'
-    )
-    common = ["reconcile", "run", "--config", str(config), "--now-ms", str(NOW_MS)]
-
-    misused = _outbox(*common, "--full")
-    scraped = tmp_path / "textfile" / "recon.prom"
-    span = ("--since", "5h")
-    ended = _outbox(*common, *span, "--repair", "--yes", "--json", "--metrics-file", str(scraped), timeout=600)
+def test_a_full_run_without_a_span_is_a_usage_error(tmp_path: Path) -> None:
+    misused = outbox("reconcile", "run", "--url", f"sqlite:///{tmp_path / 'a.db'}", "--broker-data", "b", "--full")
 
     assert misused.returncode == 2
     assert "go with --since" in misused.stderr
-    assert ended.returncode == 1, ended.stderr
-    assert "repaired 1 of 1" in ended.stderr
-    assert json.loads(ended.stdout)["sentence"] == "Not balanced: 1 unsent."
-    metrics = (tmp_path / "reconciliation" / "recon.prom").read_text()
-    assert 'recon_findings{state="unsent",severity="finding"} 1\n' in metrics
-    assert scraped.read_text() == metrics
-    with sqlite3.connect(tmp_path / "business.db") as connection:
-        ((due_us,),) = connection.execute("SELECT due_at_us FROM outbox_message")
-    connection.close()
-    assert due_us < (NOW_MS - 2 * HOUR_MS) * 1000
 
 
 def _settings(folder: Path, text: str) -> Settings:
