@@ -92,7 +92,7 @@ def test_a_folder_goes_onto_bookies_by_its_backup_with_its_dead_letters_and_ther
     again = run("restore", backup, "--store", broker_nodes.store)
     owner = broker_nodes.start("n1", session_ms="30000")
     broker_nodes.wait_for_owner()
-    broker, client = connect(broker_nodes.url), AdminClient(broker_nodes.url)
+    broker, client = connect(owner.url), AdminClient(owner.url)
     statuses = broker.ack([held])
     broker.close()
 
@@ -100,14 +100,14 @@ def test_a_folder_goes_onto_bookies_by_its_backup_with_its_dead_letters_and_ther
     assert "there is a broker at this path already" in again.stderr
     assert statuses == ["stale"]
     assert [letter.id for letter in client.dead(BROKEN, GROUP)[0]] == ["dead"]
-    check_restored(broker_nodes.url, load, known)
+    check_restored(owner.url, load, known)
 
     client.cordon(reason="moving")
     other = broker_nodes.start("n2", session_ms="30000")
     owner.end(signal.SIGTERM)
     assert broker_nodes.wait_for_owner() is other
     refused = requests.post(f"{other.url}/v1/publish", json=ONE_MESSAGE, timeout=120)
-    AdminClient(other.url).uncordon()  # the owner that ended may have cut the other's connection
+    AdminClient(other.url).uncordon()
     taken = requests.post(f"{other.url}/v1/publish", json=ONE_MESSAGE, timeout=120)
     assert (refused.status_code, taken.status_code) == (503, 200)
     assert "moving" in refused.text
