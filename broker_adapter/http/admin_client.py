@@ -221,6 +221,12 @@ class AdminClient:
         query = {"limit": str(limit)} | ({} if after is None else {"after": after})
         return self._get("/v1/status", wire.StatusAnswer, query=query)
 
+    def health(self) -> wire.HealthAnswer:
+        """Returns whether the broker can serve, with its version where the token has a role."""
+        status, content = self.request("GET", "/readyz")
+        is_answer = status in {HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE}
+        return self._decoded(HTTPStatus.OK if is_answer else status, content, wire.HealthAnswer)
+
     # -- dead letters
 
     def dead(

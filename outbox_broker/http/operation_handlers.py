@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.ledger_snapshots import LedgerSnapshots
@@ -19,6 +21,7 @@ from outbox_core.protocol.wire import (
     SnapshotAnswer,
     SnapshotRequest,
     StatusAnswer,
+    TopicRemainder,
 )
 
 
@@ -54,8 +57,16 @@ def status(call: Call) -> StatusAnswer:
     return StatusAnswer(
         cordon=operations.cordon.note, drained=not (ready or in_flight or scheduled or is_dispatching), ready=ready,
         in_flight=in_flight, scheduled=scheduled, dead=sum(group.dead for group in groups), topics=page,
+        oldest_unacked_age_ms=max(_oldest_ages_ms(call, left), default=None),
         next=page[-1].topic if start + len(page) < len(left) else None,
     )  # fmt: skip
+
+
+def _oldest_ages_ms(call: Call, left: Sequence[TopicRemainder]) -> Iterator[int]:
+    for topic in left:
+        if any(group.ready or group.in_flight for group in topic.groups):
+            with suppress(KeyError):  # it was deleted meanwhile
+                yield call.catalog.topic_figures(topic.topic)["oldest_unacked_age_ms"]
 
 
 def snapshot(call: Call) -> SnapshotAnswer:

@@ -676,6 +676,7 @@ class TopicRemainder(_Answer, frozen=True, kw_only=True):
 class StatusAnswer(_Answer, frozen=True, kw_only=True):
     """Whether the broker takes new messages (`cordon` is null), and what it still has to deliver: of all topics, then
     by topic, those of which nothing is left left out. `drained`: nothing ready, in flight or scheduled.
+    `oldest_unacked_age_ms`: of the messages that are ready or in flight, null if there is none.
     """
 
     cordon: CordonNote | None
@@ -685,6 +686,7 @@ class StatusAnswer(_Answer, frozen=True, kw_only=True):
     scheduled: int
     dead: int
     topics: list[TopicRemainder]
+    oldest_unacked_age_ms: int | None = None
     next: str | None = None
 
 

@@ -100,6 +100,7 @@ def test_the_status_says_what_is_left_by_topic_and_group(
     assert (answer["cordon"], answer["drained"]) == (None, False)
     assert (answer["ready"], answer["in_flight"], answer["scheduled"], answer["dead"]) == (0, 1, 1, 0)
     assert [topic["topic"] for topic in answer["topics"]] == [TOPIC, "reports"]
+    assert 0 <= answer["oldest_unacked_age_ms"] < TIMEOUT_S * 1_000
     assert lines[:2] == ["takes new messages", "left: 0 ready, 1 in flight, 1 scheduled; 0 dead letters"]
     assert [line.split() for line in lines[3:]] == [[TOPIC, GROUP, "0", "1", "0"], ["reports", "1"]]
 
@@ -115,6 +116,7 @@ def test_the_status_is_read_page_by_page(url: str, broker: Broker, held: str) ->
 
     assert [topic.topic for topic in first.topics] == ["a", "b"]
     assert ([topic.topic for topic in second.topics], second.next) == (["c", TOPIC], None)
+    assert AdminClient(url).health().status == "ok"
     assert first.in_flight == second.in_flight == 4
 
 
