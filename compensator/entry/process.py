@@ -10,7 +10,6 @@ from functools import partial
 from compensator.core.config import CompensatorConfig
 from compensator.entry.composition import Parts
 from compensator.entry.sd_notify import Notifier
-from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import CompensatorMetrics
 from compensator.service.service import CompensatorService
 from outbox_core.common.clock import Clock
@@ -19,6 +18,7 @@ from outbox_core.messages.broker_port import WeaknessReporter
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.garbage_collection import freeze_what_stays
 from outbox_core.runtime.reload_signal import ReloadSignal
+from outbox_core.runtime.status_server import StatusServer
 from outbox_core.runtime.stop_signals import StopSignals
 
 logger: EventLogger = EventLogger(__name__)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from compensator.entry.status_server import StatusServer
 from compensator.service.metrics import OTHER_TOPICS, TOPICS_MAX, CompensatorMetrics
 from compensator.service.source_upkeep import UpkeepOptions
 from compensator.work.source import SourceCounts
@@ -21,6 +20,7 @@ from compensator.work.source_schedule import MoreRowsDue, PacingOptions
 from compensator.work.source_turn import TurnReport
 from outbox_core import ManualClock, Message
 from outbox_core.common.errors import BrokerUnavailable, ConfigurationError
+from outbox_core.runtime.status_server import StatusServer
 from tests.compensator.serving import (
     HOUR_US,
     WAIT_SECONDS,

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry
 
-from compensator.entry.status_server import StatusLimits, StatusServer
+from outbox_core.runtime.status_server import StatusLimits, StatusServer
 from tests.compensator.serving import WAIT_SECONDS, Serve
 from tests.outbox.recording_broker import RecordingBroker
 from tests.outbox.shop import Shop

@@ -1,4 +1,4 @@
-"""Serves /livez, /readyz, /healthz and /metrics of a compensator, on a port of its own. Not an API."""
+"""Serves /livez, /readyz, /healthz and /metrics of a service, on a port of its own. Not an API."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from compensator.service.service import CompensatorService
 from outbox_core.common.errors import ConfigurationError
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -24,6 +23,27 @@ logger: EventLogger = EventLogger(__name__)
 
 _STOP_SECONDS_MAX: Final = 5
 _PAGES: Final = ("/metrics", "/livez", "/readyz", "/healthz")
+
+
+class Health(Protocol):
+    """The result of a service's checks."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether no check failed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The body of a health page."""
+
+
+class MonitoredService(Protocol):
+    """What probes ask of a service. Both are called by several threads, at any time, and wait for nothing."""
+
+    def alive(self) -> bool:
+        """Whether its threads run: if not, it is to be restarted."""
+
+    def health(self) -> Health:
+        """Look at everything that it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +126,7 @@ class StatusServer:
 
     def __init__(
         self,
-        service: CompensatorService,
+        service: MonitoredService,
         *,
         registry: CollectorRegistry,
         host: str,
@@ -148,7 +168,7 @@ class StatusServer:
             is_of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
             cure = "choose an address of this machine as --host" if is_of_host else "choose another port"
             raise ConfigurationError(f"cannot listen on {host}, port {port} ({error.strerror}); {cure}") from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="compensator-status", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="status-page", daemon=True)
 
     @property
     def port(self) -> int:
