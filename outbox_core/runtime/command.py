@@ -30,6 +30,7 @@ SUMMARIES: Final = {
     "broker": "Run the broker, and administer one.",
     "delay": "Run a delay service, or the timers of a timing store.",
     "reconcile": "Prove that nothing was lost, invented or early.",
+    "operator": "Keep brokers as Kubernetes resources.",
     "demo": "Kill the worker and the broker, and prove nothing was lost.",
 }
 """What the help page says of each command; a test compares it with the commands' own help."""
@@ -37,6 +38,7 @@ _EXTRA_MODULES: Final = {
     "compensator": "apscheduler",
     "broker": "google_crc32c",
     "reconcile": "pyspark",
+    "operator": "kopf",
 }
 """A module that comes with the extra of a command."""
 _COMPLETED_WORDS: Final = ("_TYPER_COMPLETE_ARGS", "COMP_WORDS")

@@ -20,6 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {
     "google-crc32c": "google_crc32c",
     "opentelemetry-api": "opentelemetry",
+    "pyyaml": "yaml",
 }
 
 # Parts of extras that packages of the bare install bring as well.

@@ -19,7 +19,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
-    "outbox", "outbox_core", "outbox_broker", "outbox_demo", "compensator", "broker_adapter", "spark_reconcile"
+    "outbox", "outbox_core", "outbox_broker", "outbox_demo", "compensator", "broker_adapter", "spark_reconcile",
+    "outbox_operator"
 }  # fmt: skip
 FILES = {
     "messaging/__init__.py": 'CHANNEL = "the shop\'s own"\n',

@@ -222,5 +222,5 @@ def test_an_unknown_service_is_a_usage_error() -> None:
     done = outbox("config", "show", "--service", "brokers")
 
     assert (done.returncode, done.stderr) == (
-        2, "error: there is no service 'brokers'; services are broker, compensator, delay, reconcile\n"
+        2, "error: there is no service 'brokers'; services are broker, compensator, delay, operator, reconcile\n"
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The operator: brokers as Kubernetes resources. `broker.py` decides, `reconciliation.py` observes and acts."""
