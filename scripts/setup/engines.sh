@@ -2,6 +2,7 @@
 # Sourced by scripts/test: the tests on real engines, and what they need. Not a script to run.
 #
 # An engine is a folder of tests/engines with a file `needs`, which lists what has to be set up, one need a line:
+#   controlplane       etcd and Kubernetes, built by Go from the module in tests/engines/kubernetes
 #   faketime           libfaketime of Debian
 #   galera             Galera, MariaDB and rsync of Debian
 #   java               Java 17 or later
@@ -113,6 +114,7 @@ set_up_needs() {
 
 set_up_need() {
     case $2 in
+        controlplane) set_up_controlplane ;;
         faketime) set_up_faketime ;;
         galera) set_up_galera ;;
         java) set_up_java ;;

@@ -102,8 +102,10 @@ def lines(found: list[str]) -> str:
 
 
 def texts() -> Iterator[tuple[Path, str]]:
-    """Every text file but the lock, which is the resolver's, and what is not text."""
+    """Every text file but Go's locks, whose names of modules begin with a host, and what is not text."""
     for path in files():
+        if path.name in {"go.mod", "go.sum"}:
+            continue
         try:
             yield path, path.read_text()
         except UnicodeDecodeError:

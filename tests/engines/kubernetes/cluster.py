@@ -1,0 +1,289 @@
+"""The cluster that tests run on, an operator of it, and a broker that is kept by one. Not fixtures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+import requests
+import yaml
+
+from broker_adapter.http.admin_client import AdminClient
+from outbox_core import Broker, connect
+from outbox_operator.kubernetes_api import KubernetesApi
+from outbox_operator.manifests import manifests_text
+from outbox_operator.resource import API_VERSION, KIND, MANAGER, PLURAL
+from tests.engines.kubernetes.api_requests import APPLY, MERGE, ApiRequests, Refused
+from tests.fixtures.local_server import guarded, servers_folder
+
+DEADLINE_S = 180.0
+SYSTEM = "outbox-system"
+IMAGE = "outbox-mq:0.1.0"
+MODULE = Path(__file__).with_name("controlplane")
+_PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "ServiceAccount": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",
+    "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/roles",
+    "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings",
+    "StorageClass": "/apis/storage.k8s.io/v1/storageclasses",
+    "Deployment": f"/apis/apps/v1/namespaces/{SYSTEM}/deployments",
+}
+Seen = TypeVar("Seen")
+
+
+def controlplane_binary() -> Path:
+    """What `./scripts/test --engines` has built."""
+    source = b"".join((MODULE / name).read_bytes() for name in ("go.mod", "go.sum", "main.go"))
+    folder = servers_folder().parent / "engines" / f"kubernetes-{hashlib.sha256(source).hexdigest()[:16]}"
+    binary = folder / "controlplane"
+    if not binary.is_file():
+        pytest.fail("the control plane is not there. Run ./scripts/test --engines kubernetes", pytrace=False)
+    return binary
+
+
+def eventually(look: Callable[[], Seen], *, what: str, within_s: float = DEADLINE_S) -> Seen:
+    """Wait until something is so; returns what was seen."""
+    deadline = time.monotonic() + within_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"not seen in time: {what}"
+        time.sleep(0.01)
+    return seen
+
+
+class Cluster:
+    """The API server, asked as its administrator."""
+
+    def __init__(self, folder: Path, server: subprocess.Popen[bytes]) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "controlplane" / "kubeconfig"
+        self._server = server
+        self.api: KubernetesApi
+        self.requests: ApiRequests
+        self.token = secrets.token_urlsafe(16)
+        """Of the operator, and of a test that publishes and consumes."""
+
+    def wait_until_ready(self) -> None:
+        """Wait until all of the control plane answers."""
+        ready = self.folder / "controlplane" / "ready"
+        eventually(lambda: ready.exists() or self._server.poll() is not None, what="a control plane that is ready")
+        assert self._server.poll() is None, (self.folder / "controlplane.log").read_text()[-4_000:]
+        self.api, self.requests = KubernetesApi.connected(self.kubeconfig), ApiRequests(self.kubeconfig)
+
+    def apply_manifests(self) -> None:
+        """Apply what `outbox operator manifests` prints, every field checked by the server."""
+        for wanted in yaml.safe_load_all(manifests_text(namespace=SYSTEM, image=IMAGE)):
+            if wanted["kind"] == "Deployment":
+                wanted["spec"]["replicas"] = 0  # the tests start operators themselves, and kill them
+            self.apply(wanted)
+        eventually(self._knows_the_resource, what="a definition that is established")
+
+    def apply(self, wanted: dict[str, Any]) -> None:
+        """Have an object be so."""
+        self.requests.ask("PATCH", f"{_PATHS[wanted['kind']]}/{wanted['metadata']['name']}", wanted, kind=APPLY)
+
+    def _knows_the_resource(self) -> bool:
+        try:
+            return bool(self.requests.ask("GET", f"/apis/{API_VERSION}/{PLURAL}"))
+        except Refused:
+            return False
+
+    def make_namespace(self, name: str) -> None:
+        """A namespace with the Secret of a broker."""
+        self.requests.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        digest = hashlib.sha256(self.token.encode()).hexdigest()
+        tokens = (
+            f'[[tokens]]\nname = "all"\nsha256 = "{digest}"\n'
+            'roles = ["publish", "consume", "read", "admin"]\ntopics = ["*"]\n'
+        )
+        data = {"tokens.toml": tokens, "operator-token": self.token}
+        self.make_secret(name, "outbox-mq", data)
+
+    def make_secret(self, namespace: str, name: str, data: dict[str, str]) -> None:
+        """Make a Secret."""
+        secret = {"metadata": {"name": name}, "stringData": data}
+        self.requests.ask("POST", f"/api/v1/namespaces/{namespace}/secrets", secret)
+
+    def kubeconfig_of_operator(self, folder: Path) -> Path:
+        """A kubeconfig with a token of the operator's ServiceAccount."""
+        path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{MANAGER}/token"
+        answer = self.requests.ask("POST", path, {"spec": {"expirationSeconds": 3600}})
+        mine = yaml.safe_load(self.kubeconfig.read_text())
+        mine["users"] = [{"name": "administrator", "user": {"token": answer["status"]["token"]}}]
+        written = folder / "kubeconfig"
+        written.write_text(yaml.safe_dump(mine))
+        return written
+
+    # -- resources
+
+    def create(self, namespace: str, name: str, **spec: Any) -> KeptBroker:
+        """Make a resource; `spec` is added to what each has."""
+        secret = {"name": "outbox-mq"}
+        usual = {
+            "image": IMAGE,
+            "volume": {"size": "1Gi"},
+            "auth": {"tokens": secret | {"key": "tokens.toml"}, "operatorToken": secret | {"key": "operator-token"}},
+        }
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": usual | spec}
+        self.requests.ask("POST", f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}", body)
+        return KeptBroker(self, namespace, name)
+
+
+class KeptBroker:
+    """A resource, and the broker behind it."""
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
+        self._cluster = cluster
+        self.namespace, self.name = namespace, name
+
+    @property
+    def path(self) -> str:
+        """Where the resource is at the API server."""
+        return f"/apis/{API_VERSION}/namespaces/{self.namespace}/{PLURAL}/{self.name}"
+
+    def resource(self) -> dict[str, Any] | None:
+        """The resource; None if it is gone."""
+        return self._cluster.api.get(API_VERSION, KIND, self.namespace, self.name)
+
+    def found(self, api_version: str, kind: str, name: str = "") -> dict[str, Any] | None:
+        """An object of it; by default one of its own name."""
+        return self._cluster.api.get(api_version, kind, self.namespace, name or self.name)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The resource's status."""
+        resource = self.resource()
+        assert resource is not None
+        found: dict[str, Any] = resource.get("status", {})
+        return found
+
+    def condition(self, name: str) -> dict[str, Any]:
+        """One condition; empty if it is not told yet."""
+        resource = self.resource() or {}
+        conditions = resource.get("status", {}).get("conditions", ())
+        return next((one for one in conditions if one["type"] == name), {})
+
+    def wait_until(self, condition: str, status: str, reason: str | None = None) -> dict[str, Any]:
+        """Wait until a condition has this status, and reason, of the newest spec; returns it."""
+
+        def look() -> dict[str, Any] | None:
+            seen, resource = self.condition(condition), self.resource()
+            is_newest = resource is not None and seen.get("observedGeneration") == resource["metadata"]["generation"]
+            is_so = is_newest and seen["status"] == status and reason in {None, seen["reason"]}
+            return seen if is_so else None
+
+        seen = eventually(look, what=f"{condition} is {status}, {reason}")
+        assert seen is not None
+        return seen
+
+    def wait_until_ready(self) -> None:
+        """Wait until the pod of the newest spec is ready."""
+        self.wait_until("Progressing", "False", "Settled")
+        self.wait_until("Ready", "True")
+
+    def change(self, **spec: Any) -> None:
+        """Change fields of its spec."""
+        self._cluster.requests.ask("PATCH", self.path, {"spec": spec}, kind=MERGE)
+
+    def delete(self) -> None:
+        """Ask for its deletion."""
+        self._cluster.requests.ask("DELETE", self.path)
+
+    def free(self) -> None:
+        """Take its finalizers away, as a person does where no operator will."""
+        self._cluster.requests.ask("PATCH", self.path, {"metadata": {"finalizers": []}}, kind=MERGE)
+
+    def wait_until_gone(self) -> None:
+        """Wait until the resource is not there any more."""
+        eventually(lambda: self.resource() is None, what="a resource that is gone")
+
+    def pod(self) -> dict[str, Any] | None:
+        """Its pod."""
+        return self.found("v1", "Pod", f"{self.name}-0")
+
+    def ready_pod(self) -> str:
+        """The uid of its pod, if that is ready."""
+        pod = self.pod() or {"metadata": {"uid": ""}}
+        is_ready = {"type": "Ready", "status": "True"}
+        conditions = pod.get("status", {}).get("conditions", ())
+        return str(pod["metadata"]["uid"]) if any(is_ready.items() <= one.items() for one in conditions) else ""
+
+    @property
+    def url(self) -> str:
+        """Where its pod is reached now."""
+        pod = self.pod()
+        assert pod is not None
+        return f"http://{pod['status']['podIP']}:7788"
+
+    def admin(self) -> AdminClient:
+        """A client of its administration."""
+        return AdminClient(self.url, token=self._cluster.token)
+
+    def client(self) -> Broker:
+        """A client that publishes and consumes."""
+        return connect(self.url, token=self._cluster.token, timeout_ms=30_000)
+
+
+class StartOperator(Protocol):
+    """Starts an operator, and waits until it leads, or does not wait."""
+
+    def __call__(self, *, leads: bool = True) -> Operator: ...
+
+
+class Operator:
+    """`outbox operator run`, to be killed and started again."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, *, log: Path) -> None:
+        self._log = log
+        command = [
+            sys.executable, "-m", "outbox", "operator", "run", "--kubeconfig", str(kubeconfig),
+            "--namespace", namespace, "--lease-namespace", SYSTEM, "--interval", "500ms", "--busy-interval", "100ms",
+            "--log-format", "json", "--port", "0",
+        ]  # fmt: skip
+        with log.open("wb") as stream:
+            self._process = subprocess.Popen(guarded(command), stdout=stream, stderr=stream)
+
+    def wait_until_leading(self) -> None:
+        """Wait until it has the lease, which a killed one holds for a while."""
+        self._logged("leading")
+
+    def page(self, path: str) -> str:
+        """A page of its status."""
+        port = self._logged("status_page")["port"]
+        return requests.get(f"http://127.0.0.1:{port}{path}", timeout=60).text
+
+    def kill9(self) -> None:
+        """End it without warning."""
+        self._process.kill()
+        self._process.wait(DEADLINE_S)
+
+    def end(self) -> int:
+        """End it in order, which gives its lease up; the exit status."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(DEADLINE_S)
+
+    def end_if_it_runs(self) -> None:
+        """End it in order, unless it has ended: so the next one gets the lease at once."""
+        if self._process.poll() is None:
+            self.end()
+
+    def _logged(self, event: str) -> dict[str, Any]:
+        """Wait for a line of its log."""
+
+        def look() -> list[dict[str, Any]]:
+            assert self._process.poll() is None, self._log.read_text()
+            written = [json.loads(line) for line in self._log.read_text().splitlines(keepends=True) if line[-1] == "\n"]
+            return [line for line in written if line["event"] == event]
+
+        return eventually(look, what=f"{event} in the log of an operator")[0]
