@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_reconcile import Settings, run_windows
+from spark_reconcile import Settings, Summary, run_windows
 from spark_reconcile.compare.file_digest_cache import FOLDER, INDEX, FileDigestCache
 from spark_reconcile.compare.key_digests import digest
 from spark_reconcile.core.settings import RunLimits
@@ -120,25 +120,24 @@ def test_what_other_code_or_half_a_disk_has_kept_is_made_again(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("damage", ["zeroed", "flipped"])
 def test_digests_that_are_damaged_in_any_byte_are_made_again(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, damage: str
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     settings, _ = _moved(_world(groups=False), sqlite, tmp_path)
     given = {"since_ms": SINCE_MS, "session": spark, "pause": no_wait}
     run_windows(settings, now_ms=NOW_MS, **given)
-    wanted = _rows_of_windows(settings)
-    kept = max((settings.output / FOLDER).glob("*/*.parquet"), key=lambda path: path.stat().st_size)
-    data = kept.read_bytes()
-    middle = len(data) // 3
-    wrong = bytes(middle) if damage == "zeroed" else bytes([data[middle] ^ 1])
-    kept.write_bytes(data[:middle] + wrong + data[middle + len(wrong) :])
+    wanted, versions = _rows_of_windows(settings), _versions(settings)
 
-    run_windows(settings, now_ms=NOW_MS + 1, full=True, **given)
+    for number, damaged in enumerate((_zeroed, _flipped), start=1):
+        kept = max((settings.output / FOLDER).glob("*/*.parquet"), key=lambda path: path.stat().st_size)
+        kept.write_bytes(damaged(kept.read_bytes()))
 
-    assert _rows_of_windows(settings) == wanted
-    assert not kept.exists(), "its files were scanned again"
-    assert any(pq.read_table(path).num_rows for path in (settings.output / FOLDER).glob("*/*.parquet"))
+        summary = run_windows(settings, now_ms=NOW_MS + number, **given)
+
+        assert (_judged(summary), _versions(settings)) == (0, versions), "the digests are what they were"
+        assert _rows_of_windows(settings) == wanted
+        assert not kept.exists(), "its files were scanned again"
+        assert any(pq.read_table(path).num_rows for path in (settings.output / FOLDER).glob("*/*.parquet"))
 
 
 @pytest.mark.spark
@@ -178,23 +177,73 @@ def test_a_file_that_is_replaced_while_it_is_scanned_is_not_kept(
     assert sums == _scan_of_all(spark, folder)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changing:
+    """Runs by the hour on records most of which are in files, and between which something changes."""
+
+    settings: Settings
+    world: World
+    database: Database
+    spark: SparkSession
+    hours: dict[str, list[Row]]
+    random: Random
+
+    def run(self, number: int, *, output: Path | None = None) -> Summary:
+        """The run of this number, by default with what those before it kept."""
+        settings = replace(self.settings, output=output or self.settings.output)
+        return run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + number, session=self.spark, pause=no_wait)
+
+    def change_at_random(self) -> None:
+        """Change three things."""
+        for _ in range(3):
+            change = self.random.choice([_change, _merge, _move_to_table, _come_late])
+            change(self.random, self.world, self.hours, self.settings)
+        standing = {path.name for path in self.settings.archives[0].iterdir()}
+        for name in standing - self.hours.keys():
+            (self.settings.archives[0] / name).unlink()
+        for name, rows in self.hours.items():
+            if name not in standing or _stands(self.settings, name) != rows:
+                _write(self.settings.archives[0] / name, rows)
+        self.world.write_tables(self.database)
+
+    def check(self, number: int, fresh: Path) -> None:
+        """The run of this number says what one says that knows nothing of those before it."""
+        kept, anew = self.run(number), self.run(number, output=fresh)
+        assert _rows_of_windows(self.settings) == _rows_of_windows(replace(self.settings, output=fresh))
+        assert _books(kept) == _books(anew)
+
+
+def _changing(spark: SparkSession, database: Database, folder: Path, *, groups: bool) -> Changing:
+    seed = 20261121
+    print(f"seed {seed}")
+    world = _world(groups=groups)
+    settings, hours = _moved(world, database, folder)
+    return Changing(
+        settings=settings, world=world, database=database, spark=spark, hours=hours, random=Random(seed)
+    )  # fmt: skip
+
+
 @pytest.mark.spark
-def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_drilled(
+@pytest.mark.slow
+def test_verdicts_are_the_same_with_and_without_kept_digests_and_a_changed_file_opens_exactly_its_hour(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
-    world = _world(groups=True)
-    settings, hours = _moved(world, sqlite, tmp_path)
-    for number in range(2):  # the log's segments are files from the second run on
-        run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + number, session=spark, pause=no_wait)
-    stored = {one.id for one in world.stored}
+    changing = _changing(spark, sqlite, tmp_path, groups=True)
+    settings = changing.settings
+    changing.run(0)
+    changing.change_at_random()
+    changing.check(1, tmp_path / "fresh")  # from here on the log's segments are files
+
+    stored = {one.id for one in changing.world.stored}
     name, rows, changed = next(
-        (name, rows, row) for name, rows in hours.items() if len(rows) > 2 for row in rows if row["id"] in stored
-    )
+        (name, rows, row)
+        for name, rows in changing.hours.items() if len(rows) > 2
+        for row in rows if row["id"] in stored
+    )  # fmt: skip
     changed["body_sha256"] = sha("another")
     _write(settings.archives[0] / name, rows)
     before = _versions(settings)
-
-    summary = run_windows(settings, since_ms=SINCE_MS, now_ms=NOW_MS + 2, session=spark, pause=no_wait)
+    summary = changing.run(2)
 
     assert _judged(summary) == 1
     assert {start for start, version in _versions(settings).items() if version != before[start]} == {
@@ -205,35 +254,27 @@ def test_a_changed_file_opens_exactly_its_hour_and_only_its_hours_files_are_dril
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize(("groups", "rounds"), [(False, 3), (True, 2)])
-def test_verdicts_are_the_same_with_and_without_kept_digests_whatever_changes_in_between(
-    spark: SparkSession,
-    sqlite: Database,
-    tmp_path: Path,
-    groups: bool,
-    rounds: int,
+def test_without_groups_verdicts_are_the_same_with_and_without_what_two_runs_kept_whatever_changed_in_between(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
-    seed = 20261121
-    print(f"seed {seed}")
-    random, world = Random(seed), _world(groups=groups)
-    settings, hours = _moved(world, sqlite, tmp_path)
-    for number in range(rounds):
-        given = {"since_ms": SINCE_MS, "now_ms": NOW_MS + number, "session": spark, "pause": no_wait}
-        kept = run_windows(settings, **given)
-        if number:  # of the first run nothing was kept
-            fresh = replace(settings, output=tmp_path / f"fresh-{number}")
-            anew = run_windows(fresh, **given)
+    changing = _changing(spark, sqlite, tmp_path, groups=False)
+    for number in range(2):
+        changing.run(number)
+        changing.change_at_random()
 
-            assert _rows_of_windows(settings) == _rows_of_windows(fresh), number
-            assert _books(kept) == _books(anew), number
-        for _ in range(3):
-            random.choice([_change, _merge, _move_to_table, _come_late])(random, world, hours, settings)
-        for name in {path.name for path in settings.archives[0].iterdir()} - hours.keys():
-            (settings.archives[0] / name).unlink()
-        for name, rows in hours.items():
-            if name not in {path.name for path in settings.archives[0].iterdir()} or _stands(settings, name) != rows:
-                _write(settings.archives[0] / name, rows)
-        world.write_tables(sqlite)
+    changing.check(2, tmp_path / "fresh")
+
+
+def _zeroed(data: bytes) -> bytes:
+    """A third of it is gone, as of a disk that has lost pages."""
+    third = len(data) // 3
+    return data[:third] + bytes(third) + data[2 * third :]
+
+
+def _flipped(data: bytes) -> bytes:
+    """One bit of it is another."""
+    third = len(data) // 3
+    return data[:third] + bytes([data[third] ^ 1]) + data[third + 1 :]
 
 
 def _change(random: Random, _: World, hours: dict[str, list[Row]], __: Settings) -> None:
