@@ -16,7 +16,7 @@ from outbox_operator.broker import ConditionType
 from outbox_operator.kubernetes_api import KubernetesApi
 from outbox_operator.metrics import OperatorMetrics
 from outbox_operator.reconciliation import Outcome, Reconciliation
-from outbox_operator.resource import GROUP, PLURAL, VERSION
+from outbox_operator.resource import GROUP, MANAGER, PLURAL, VERSION
 
 logger: EventLogger = EventLogger(__name__)
 
@@ -57,8 +57,8 @@ class Rounds:
                 return Outcome(settled=False, released=False)
         self._metrics.record_round(done=True)
         for condition in outcome.changed:
-            is_bad = condition.status == (condition.type is ConditionType.DEGRADED)
-            kind = "Warning" if is_bad and condition.type is not ConditionType.PROGRESSING else "Normal"
+            is_degraded = condition.type is ConditionType.DEGRADED and condition.status
+            kind = "Warning" if is_degraded else "Normal"
             text = condition.message or f"{condition.type} is {condition.status}"
             kopf.event(body, type=kind, reason=condition.reason, message=text)
         return outcome
@@ -100,6 +100,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.persistence.finalizer = FINALIZER
     chosen.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     chosen.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    chosen.posting.reporting_component = MANAGER
     chosen.scanning.disabled = True  # it may not list definitions and namespaces, and need not
     return chosen
 

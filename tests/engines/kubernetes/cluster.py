@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -88,6 +89,15 @@ class Cluster:
                 wanted["spec"]["replicas"] = 0  # the tests start operators themselves, and kill them
             self.apply(wanted)
         eventually(self._knows_the_resource, what="a definition that is established")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The API server answers nothing within the block."""
+        self._server.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._server.send_signal(signal.SIGCONT)
 
     def apply(self, wanted: dict[str, Any]) -> None:
         """Have an object be so."""
@@ -271,6 +281,10 @@ class Operator:
     def end(self) -> int:
         """End it in order, which gives its lease up; the exit status."""
         self._process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait until it ends; the exit status."""
         return self._process.wait(DEADLINE_S)
 
     def end_if_it_runs(self) -> None:

@@ -146,6 +146,26 @@ def test_an_operator_that_is_killed_in_a_drain_is_followed_by_one_that_ends_it(
     assert sorted(load.delivered) == sorted(load.stored)
 
 
+def test_without_an_api_server_the_broker_serves_the_operator_ends_and_the_next_one_goes_on(
+    cluster: Cluster, broker: KeptBroker, start_operator: StartOperator
+) -> None:
+    operator = start_operator()
+    broker.wait_until_ready()
+    load = Load(broker)
+
+    with load.running():
+        load.wait_for(100)
+        with cluster.paused():
+            status = operator.ended()
+            load.wait_for(len(load.delivered) + 200)
+        start_operator()
+        broker.delete()
+        broker.wait_until_gone()
+
+    assert status == 1
+    assert sorted(load.delivered) == sorted(load.stored)
+
+
 def test_a_resource_of_the_same_name_goes_on_with_the_volume_that_was_kept(
     cluster: Cluster, broker: KeptBroker, start_operator: StartOperator
 ) -> None:
