@@ -96,14 +96,14 @@ def _told(lines: IO[str], *, lines_max: int) -> list[str]:
 
 
 def _shown(output: Path) -> tuple[dict[int, Any], set[tuple[Any, ...]]]:
-    """Each window's numbers, and all rows of its tables."""
+    """Each window's version and numbers, and all rows of its tables."""
     store, rows = WindowStore(output), set()
     for start in store.windows:
         for name in ("verdicts", "business_verdicts"):
             folder = store.folder(start) / name
             found = pq.read_table(folder).to_pylist() if folder.exists() else []
             rows |= {(start, name, *sorted(row.items())) for row in found}
-    return {start: (window.result, window.open) for start, window in store.windows.items()}, rows
+    return {start: (window.version, window.result, window.open) for start, window in store.windows.items()}, rows
 
 
 def _left(output: Path) -> set[str]:
