@@ -205,7 +205,7 @@ class LedgerSource:
 
     def __post_init__(self) -> None:
         if not self.store.startswith("bookkeeper://"):
-            raise ConfigurationError(f"store is an address like bookkeeper://zk1,zk2,zk3/path, and not {self.store!r}")
+            raise ConfigurationError(f"store is no address on BookKeeper: {self.store!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

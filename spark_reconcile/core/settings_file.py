@@ -371,7 +371,7 @@ def _ledger_source(table: Mapping[str, Any], name: str, folder: Path | None) -> 
     try:
         return LedgerSource(store=_text(table, "store", name), config=config)
     except ConfigurationError as error:
-        raise ConfigurationError(f"[{name}] {error}") from error
+        raise ConfigurationError(f"[{name}] {error}; it is like bookkeeper://zk1,zk2,zk3/outbox/{name}") from error
 
 
 def _rule(table: Mapping[str, Any]) -> BusinessRule:

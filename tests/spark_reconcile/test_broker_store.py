@@ -23,7 +23,7 @@ from spark_reconcile.load.ledger_exports import refresh_broker_export
         ({"data": "b", "store": "bookkeeper://zk/outbox/broker"}, "not both"),
         (
             {"store": "zk1:2181"},
-            r"\[broker\] store is an address like bookkeeper://zk1,zk2,.*, and not 'zk1:2181'",
+            r"\[broker\] store is no address on BookKeeper: 'zk1:2181'; .*bookkeeper://zk1,zk2,zk3/outbox/broker",
         ),
         ({"data": "b", "config": "cluster.toml"}, "config goes with store"),
     ],

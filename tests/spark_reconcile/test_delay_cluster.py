@@ -80,7 +80,7 @@ def test_the_cluster_is_named_in_the_file_and_another_store_is_refused(tmp_path:
     assert named.delay is not None
     assert (named.delay.store, named.delay.config) == ("bookkeeper://zk1,zk2/outbox/delay", tmp_path / "cluster.toml")
     assert settings_of(TABLES).delay is None
-    with pytest.raises(ConfigurationError, match="bookkeeper://zk1,zk2,zk3/path") as refused:
+    with pytest.raises(ConfigurationError, match="bookkeeper://zk1,zk2,zk3/outbox/delay") as refused:
         settings_of({**TABLES, "delay": {"store": "/var/lib/delay"}})
     assert "what waits in it is not_in_broker until it is due" in str(refused.value)
 
