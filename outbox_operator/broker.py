@@ -206,12 +206,12 @@ class GrowClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Cordon:
+class BeginCordon:
     """Have the broker take no new messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Uncordon:
+class EndCordon:
     """Have the broker take new messages again."""
 
 
@@ -225,11 +225,11 @@ class DeleteClaim:
     """Delete the claim, and its volume with it."""
 
 
-Action = Apply | GrowClaim | Cordon | Uncordon | DeleteWorkload | DeleteClaim
+Action = Apply | GrowClaim | BeginCordon | EndCordon | DeleteWorkload | DeleteClaim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class ResourceCondition:
     """One condition of the resource."""
 
     type: ConditionType
@@ -239,19 +239,19 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class RoundDecision:
     """What is to be done, in this order, once the status says `remembered`."""
 
     actions: Sequence[Action]
     remembered: Remembered
-    conditions: Sequence[Condition]
+    conditions: Sequence[ResourceCondition]
     settled: bool
     """Nothing is under way: there is time until the next look."""
     released: bool = False
     """The resource may go."""
 
 
-def decide(seen: Observed) -> Decision:
+def decide(seen: Observed) -> RoundDecision:
     """Returns what is to be done now."""
     if not seen.deleted:
         return _serve(seen)
@@ -269,22 +269,22 @@ def decide(seen: Observed) -> Decision:
 # -- while it is wanted ------------------------------------------------------------------------------------------------
 
 
-def _serve(seen: Observed) -> Decision:
+def _serve(seen: Observed) -> RoundDecision:
     rollout = _roll_out(seen)
     actions = list(rollout.actions)
     if seen.figures is not None and seen.figures.cordon == CORDON_REASON:  # on a volume that an earlier one has left
-        actions.append(Uncordon())
+        actions.append(EndCordon())
     return replace(rollout, actions=actions)
 
 
-def _roll_out(seen: Observed) -> Decision:
+def _roll_out(seen: Observed) -> RoundDecision:
     """Have the pod be as the spec says, or go back to what was ready before."""
     wanted, remembered = seen.spec.pod, seen.remembered
     if seen.missing:
         # Neither is a pod made that could not start, nor one replaced that serves.
         keys = ", ".join(seen.missing)
         return _decision(
-            seen, [], remembered, Problem("SecretMissing", f"create {keys}: running pods stay as they are")
+            seen, [], remembered, Degradation("SecretMissing", f"create {keys}: running pods stay as they are")
         )
     back = seen.previous if seen.previous is not None and seen.previous.revision != wanted.revision else None
     is_refused = back is not None and remembered.refused_revision == wanted.revision
@@ -307,17 +307,17 @@ def _roll_out(seen: Observed) -> Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Degradation:
     """Why the resource is degraded; the message names the cure."""
 
     reason: str
     message: str
 
 
-def _problem(seen: Observed, pod: PodSettings, *, is_late: bool) -> Problem | None:
+def _problem(seen: Observed, pod: PodSettings, *, is_late: bool) -> Degradation | None:
     wanted, says = seen.spec.pod, "" if seen.pod is None or not seen.pod.problem else f" ({seen.pod.problem})"
     if pod.revision != wanted.revision:
-        return Problem(
+        return Degradation(
             "RevisionRefused",
             f"revision {wanted.revision} was not ready within {seen.spec.rollout_deadline_s} s, and {pod.revision} was "
             "taken back; its pod's log says why: correct the spec",
@@ -325,9 +325,9 @@ def _problem(seen: Observed, pod: PodSettings, *, is_late: bool) -> Problem | No
     if _is_up(seen, pod.revision):
         return None
     if seen.remembered.ready_revision == pod.revision:
-        return Problem("PodNotReady", f"the pod is not ready{says}; look at its log and its node")
+        return Degradation("PodNotReady", f"the pod is not ready{says}; look at its log and its node")
     if is_late:
-        return Problem("NeverReady", f"the pod was never ready{says}; look at its log, and correct the spec")
+        return Degradation("NeverReady", f"the pod was never ready{says}; look at its log, and correct the spec")
     return None
 
 
@@ -335,20 +335,22 @@ def _is_up(seen: Observed, revision: str) -> bool:
     return seen.pod is not None and seen.pod.ready and seen.pod.revision == revision
 
 
-def _decision(seen: Observed, actions: Sequence[Action], remembered: Remembered, problem: Problem | None) -> Decision:
+def _decision(
+    seen: Observed, actions: Sequence[Action], remembered: Remembered, problem: Degradation | None
+) -> RoundDecision:
     """A round's decision on a broker that serves."""
     applied = next((action.pod.revision for action in actions if isinstance(action, Apply)), remembered.revision)
     is_up = _is_up(seen, applied)
     if problem is None and is_up and seen.figures is None and seen.silence:
-        problem = Problem("NoFigures", seen.silence)
+        problem = Degradation("NoFigures", seen.silence)
     progressing = not is_up and problem is None
     ready = seen.pod is not None and seen.pod.ready
-    return Decision(
+    return RoundDecision(
         actions=actions,
         remembered=remembered,
         conditions=[
             _ready(seen, ready=ready),
-            Condition(
+            ResourceCondition(
                 type=ConditionType.PROGRESSING,
                 status=progressing,
                 reason="RollingOut" if progressing else "Settled" if is_up else "Stuck",
@@ -360,22 +362,22 @@ def _decision(seen: Observed, actions: Sequence[Action], remembered: Remembered,
     )
 
 
-def _ready(seen: Observed, *, ready: bool) -> Condition:
+def _ready(seen: Observed, *, ready: bool) -> ResourceCondition:
     says = "" if seen.pod is None else seen.pod.problem
     reason = "Serving" if ready else "NoPod" if seen.pod is None else "PodNotReady"
-    return Condition(type=ConditionType.READY, status=ready, reason=reason, message="" if ready else says)
+    return ResourceCondition(type=ConditionType.READY, status=ready, reason=reason, message="" if ready else says)
 
 
-def _degraded(problem: Problem | None) -> Condition:
+def _degraded(problem: Degradation | None) -> ResourceCondition:
     if problem is None:
-        return Condition(type=ConditionType.DEGRADED, status=False, reason="AsWanted")
-    return Condition(type=ConditionType.DEGRADED, status=True, reason=problem.reason, message=problem.message)
+        return ResourceCondition(type=ConditionType.DEGRADED, status=False, reason="AsWanted")
+    return ResourceCondition(type=ConditionType.DEGRADED, status=True, reason=problem.reason, message=problem.message)
 
 
 # -- when it is not wanted any more ------------------------------------------------------------------------------------
 
 
-def _drain(seen: Observed) -> Decision:
+def _drain(seen: Observed) -> RoundDecision:
     """Cordon the broker and wait until nothing is left to deliver; then end it."""
     # It never had a volume, or the volume is deleted, as with all of its namespace: there is nothing to drain.
     if seen.claim is None or seen.claim.going:
@@ -387,14 +389,14 @@ def _drain(seen: Observed) -> Decision:
     if is_done and seen.remembered.drained:
         return _end(seen, "Drained", keeps_claim=True)
     # The next round ends it, which finds in the status that it was drained: once its pod is gone, nobody can ask.
-    actions: list[Action] = [] if figures.cordon is not None else [Cordon()]
+    actions: list[Action] = [] if figures.cordon is not None else [BeginCordon()]
     return _ending(seen, actions, "Draining", f"left: {figures.left}", drained=is_done)
 
 
-def _reach(seen: Observed) -> Decision:
+def _reach(seen: Observed) -> RoundDecision:
     """Have a broker that cannot be asked run again: what it has is on its volume."""
     rollout = _roll_out(seen)
-    problem = Problem(
+    problem = Degradation(
         "DrainBlocked",
         f"the broker cannot be asked what it still has: {seen.silence or 'it has no pod'}. Nothing is deleted: have it "
         "run, or set deletionPolicy to Retain, which keeps the volume, or Discard, which does not",
@@ -403,7 +405,7 @@ def _reach(seen: Observed) -> Decision:
     return replace(ending, remembered=rollout.remembered)
 
 
-def _end(seen: Observed, reason: str, *, keeps_claim: bool) -> Decision:
+def _end(seen: Observed, reason: str, *, keeps_claim: bool) -> RoundDecision:
     """Delete the pod, and unless it is kept the claim, and release the resource when the pod is gone."""
     actions: list[Action] = [DeleteWorkload()] if seen.has_workload else []
     if not keeps_claim and seen.claim is not None and not seen.claim.going:
@@ -415,14 +417,14 @@ def _end(seen: Observed, reason: str, *, keeps_claim: bool) -> Decision:
 
 def _ending(
     seen: Observed, actions: Sequence[Action], reason: str, message: str, *,
-    drained: bool = False, problem: Problem | None = None,
-) -> Decision:  # fmt: skip
-    return Decision(
+    drained: bool = False, problem: Degradation | None = None,
+) -> RoundDecision:  # fmt: skip
+    return RoundDecision(
         actions=actions,
         remembered=replace(seen.remembered, drained=drained),
         conditions=[
             _ready(seen, ready=seen.pod is not None and seen.pod.ready),
-            Condition(type=ConditionType.PROGRESSING, status=True, reason=reason, message=message),
+            ResourceCondition(type=ConditionType.PROGRESSING, status=True, reason=reason, message=message),
             _degraded(problem),
         ],
         settled=False,

@@ -15,7 +15,7 @@ from outbox_core.runtime.event_logger import EventLogger
 from outbox_operator.broker import ConditionType
 from outbox_operator.kubernetes_api import KubernetesApi
 from outbox_operator.metrics import OperatorMetrics
-from outbox_operator.reconciliation import Outcome, Reconciliation
+from outbox_operator.reconciliation import Reconciliation, RoundOutcome
 from outbox_operator.resource import GROUP, MANAGER, PLURAL, VERSION
 
 logger: EventLogger = EventLogger(__name__)
@@ -41,7 +41,7 @@ class Rounds:
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="rounds")
 
-    async def look(self, *, namespace: str | None, name: str, body: kopf.Body, memo: kopf.Memo) -> Outcome:
+    async def look(self, *, namespace: str | None, name: str, body: kopf.Body, memo: kopf.Memo) -> RoundOutcome:
         """Look at a resource once; what fails is logged, and left to the next look."""
         async with memo.setdefault("lock", asyncio.Lock()):
             loop = asyncio.get_running_loop()
@@ -50,11 +50,11 @@ class Rounds:
             except OutboxError as error:
                 self._metrics.record_round(done=False)
                 logger.warning("round_failed", extra={"namespace": namespace, "broker": name, "error": str(error)})
-                return Outcome(settled=False, released=False)
+                return RoundOutcome(settled=False, released=False)
             except Exception:  # the boundary of a thread: a defect with one resource must not end the care for others
                 self._metrics.record_round(done=False)
                 logger.exception("round_failed", extra={"namespace": namespace, "broker": name})
-                return Outcome(settled=False, released=False)
+                return RoundOutcome(settled=False, released=False)
         self._metrics.record_round(done=True)
         for condition in outcome.changed:
             is_degraded = condition.type is ConditionType.DEGRADED and condition.status

@@ -23,8 +23,8 @@ class OperatorMetrics:
             "outbox_operator_last_round_timestamp_seconds", "When one was last done.", registry=self.registry
         )
         self._leader = Gauge("outbox_operator_leader", "1 where this process acts.", registry=self.registry)
-        for result in RESULTS:
-            self._rounds.labels(result)
+        for round_result in RESULTS:
+            self._rounds.labels(round_result)
         info = Gauge("outbox_build_info", "What runs here.", ["version", "revision", "python"], registry=self.registry)
         info.labels(build().version, build().revision, build().python).set(1)
 

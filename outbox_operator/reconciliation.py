@@ -18,22 +18,22 @@ from outbox_operator.broker import (
     CORDON_REASON,
     Action,
     Apply,
+    BeginCordon,
     BrokerSpec,
     Claim,
-    Condition,
     ConditionType,
-    Cordon,
-    Decision,
     DeleteClaim,
     DeleteWorkload,
+    EndCordon,
     Figures,
     GrowClaim,
     Observed,
     Pod,
     PodSettings,
     Remembered,
+    ResourceCondition,
+    RoundDecision,
     SecretKey,
-    Uncordon,
     decide,
 )
 from outbox_operator.broker_objects import Names, objects_of
@@ -47,12 +47,12 @@ _MESSAGE_CHARS_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RoundOutcome:
     """What a round came to."""
 
     settled: bool
     released: bool
-    changed: Sequence[Condition] = ()
+    changed: Sequence[ResourceCondition] = ()
     """Conditions that are not as they were before."""
 
 
@@ -91,13 +91,13 @@ class Reconciliation:
         self._api = api
         self._now_s = now_s
 
-    def run(self, namespace: str, name: str) -> Outcome:
+    def run(self, namespace: str, name: str) -> RoundOutcome:
         """Look at a resource once. Raises KubernetesRefused if the API server does not answer, or the resource itself
         cannot be read or written; what it refuses of the broker's objects is a condition.
         """
         resource = self._api.get(API_VERSION, KIND, namespace, name)
         if resource is None:
-            return Outcome(settled=True, released=True)
+            return RoundOutcome(settled=True, released=True)
         found = self._find(resource)
         seen = self._observe(found)
         decision = decide(seen)
@@ -116,7 +116,9 @@ class Reconciliation:
                        "reason": condition.reason, "says": condition.message},
             )  # fmt: skip
         is_done = refusal is None
-        return Outcome(settled=decision.settled and is_done, released=decision.released and is_done, changed=changed)
+        return RoundOutcome(
+            settled=decision.settled and is_done, released=decision.released and is_done, changed=changed
+        )
 
     # -- observe
 
@@ -135,9 +137,11 @@ class Reconciliation:
             workload=workload,
             pod=self._own_pod(names),
             claim=self._get(names, "v1", "PersistentVolumeClaim", names.claim),
-            revisions={one["metadata"]["name"].removeprefix(f"{names.name}-"): one for one in maps},
+            revisions={
+                config_map["metadata"]["name"].removeprefix(f"{names.name}-"): config_map for config_map in maps
+            },
             token=None if token is None else token.strip(),
-            missing=[f"key {key.key} of Secret {key.name}" for key, value in secrets.items() if value is None],
+            missing=[f"key {key.key} of Secret {key.name}" for key, secret in secrets.items() if secret is None],
         )
 
     def _get(self, names: Names, api_version: str, kind: str, name: str) -> Object | None:
@@ -175,7 +179,7 @@ class Reconciliation:
 
     # -- act
 
-    def _act(self, found: _Found, seen: Observed, decision: Decision) -> Condition | None:
+    def _act(self, found: _Found, seen: Observed, decision: RoundDecision) -> ResourceCondition | None:
         """Do what was decided, in order, up to what is refused, which is returned as a condition."""
         for action in decision.actions:
             try:
@@ -204,9 +208,9 @@ class Reconciliation:
             case GrowClaim():
                 size = {"requests": {"storage": found.spec.volume_size}}
                 self._api.merge(_there(found.claim), {"spec": {"resources": size}})
-            case Cordon():
+            case BeginCordon():
                 _admin(found).cordon(reason=CORDON_REASON)
-            case Uncordon():
+            case EndCordon():
                 _admin(found).uncordon()
             case DeleteWorkload():
                 self._refuse_foreign(found)
@@ -227,11 +231,13 @@ class Reconciliation:
             )
             raise KubernetesRefused(text, status=409)
 
-    def _write(self, found: _Found, seen: Observed, decision: Decision, conditions: Sequence[Condition]) -> None:
+    def _write(
+        self, found: _Found, seen: Observed, decision: RoundDecision, conditions: Sequence[ResourceCondition]
+    ) -> None:
         """Write the status, if it differs."""
         status = found.resource.get("status", {})
         wanted = _status(found.resource, seen, decision.remembered, conditions, now_s=self._now_s())
-        if {name: value for name, value in status.items() if name in wanted} == _present(wanted):
+        if {name: part for name, part in status.items() if name in wanted} == _present(wanted):
             return
         self._api.merge(found.resource, {"status": wanted}, subresource="/status")
         found.resource["status"] = status | wanted
@@ -261,7 +267,7 @@ def _ask(found: _Found) -> tuple[Figures | None, str]:
 
 def _pod(pod: Object) -> Pod:
     status = pod.get("status", {})
-    conditions = {one["type"]: one["status"] for one in status.get("conditions", ())}
+    conditions = {condition["type"]: condition["status"] for condition in status.get("conditions", ())}
     going = "deletionTimestamp" in pod["metadata"]
     return Pod(
         revision=pod["metadata"].get("labels", {}).get(REVISION_LABEL, ""),
@@ -279,7 +285,11 @@ def _problem(status: Mapping[str, Any]) -> str:
                 if said is not None:
                     code = f", exit status {said['exitCode']}" if "exitCode" in said else ""
                     return f"{said.get('reason', state)}{code}"
-    unmet = [one for one in status.get("conditions", ()) if one["status"] != "True" and one.get("message")]
+    unmet = [
+        condition
+        for condition in status.get("conditions", ())
+        if condition["status"] != "True" and condition.get("message")
+    ]
     return str(status.get("message") or (unmet[0]["message"] if unmet else ""))[:_MESSAGE_CHARS_MAX]
 
 
@@ -332,11 +342,11 @@ def _remembered(status: Mapping[str, Any]) -> Remembered:
 
 
 def _status(
-    resource: Object, seen: Observed, remembered: Remembered, conditions: Sequence[Condition], *, now_s: float
+    resource: Object, seen: Observed, remembered: Remembered, conditions: Sequence[ResourceCondition], *, now_s: float
 ) -> Object:
     """Returns the status; None where a field is to go."""
     generation, figures = resource["metadata"]["generation"], seen.figures
-    before = {one["type"]: one for one in resource.get("status", {}).get("conditions", ())}
+    before = {condition["type"]: condition for condition in resource.get("status", {}).get("conditions", ())}
     status: Object = {
         "observedGeneration": generation,
         "revision": remembered.revision or None,
@@ -344,7 +354,9 @@ def _status(
         "readyRevision": remembered.ready_revision or None,
         "refusedRevision": remembered.refused_revision or None,
         "drained": remembered.drained or None,
-        "conditions": [_condition(one, before.get(one.type), generation, now_s=now_s) for one in conditions],
+        "conditions": [
+            _condition(condition, before.get(condition.type), generation, now_s=now_s) for condition in conditions
+        ],
     }
     if figures is not None:
         status |= {
@@ -358,7 +370,9 @@ def _status(
     return status
 
 
-def _condition(condition: Condition, before: Mapping[str, Any] | None, generation: int, *, now_s: float) -> Object:
+def _condition(
+    condition: ResourceCondition, before: Mapping[str, Any] | None, generation: int, *, now_s: float
+) -> Object:
     status = str(condition.status)
     since = before["lastTransitionTime"] if before is not None and before["status"] == status else _time(int(now_s))
     return {
@@ -368,22 +382,27 @@ def _condition(condition: Condition, before: Mapping[str, Any] | None, generatio
 
 
 def _present(status: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in status.items() if value is not None}
+    return {name: part for name, part in status.items() if part is not None}
 
 
 def _conditions(resource: Object) -> dict[str, tuple[str, str]]:
-    return {one["type"]: (one["status"], one["reason"]) for one in resource.get("status", {}).get("conditions", ())}
+    return {
+        condition["type"]: (condition["status"], condition["reason"])
+        for condition in resource.get("status", {}).get("conditions", ())
+    }
 
 
-def _state(condition: Condition) -> tuple[str, str]:
+def _state(condition: ResourceCondition) -> tuple[str, str]:
     return str(condition.status), condition.reason
 
 
-def _refusal(text: str) -> Condition:
-    return Condition(type=ConditionType.DEGRADED, status=True, reason="Refused", message=text[:_MESSAGE_CHARS_MAX])
+def _refusal(text: str) -> ResourceCondition:
+    return ResourceCondition(
+        type=ConditionType.DEGRADED, status=True, reason="Refused", message=text[:_MESSAGE_CHARS_MAX]
+    )
 
 
-def _with(conditions: Sequence[Condition], instead: Condition) -> list[Condition]:
+def _with(conditions: Sequence[ResourceCondition], instead: ResourceCondition) -> list[ResourceCondition]:
     return [instead if condition.type is instead.type else condition for condition in conditions]
 
 

@@ -86,13 +86,13 @@ class ScheduleQueries:
         """
         with self._context.lock:
             state, covered = self._context.state, CoveredTopics(scope, self._context.state.topics)
-            near = [one for one in state.known.of_id(message_id) if one.seq in state.pending]
-            found = [(one.due_ms, one.topic) for one in near if covers(scope, one.topic)]
-            if not found or covered.may_wait([one.topic for one in near]):
+            near = [known for known in state.known.of_id(message_id) if known.seq in state.pending]
+            found = [(known.due_ms, known.topic) for known in near if covers(scope, known.topic)]
+            if not found or covered.may_wait([known.topic for known in near]):
                 found += (
-                    (one.due_ms, one.topic)
-                    for one in self._standing(message_id)[0]
-                    if covers(scope, one.topic) and not one.run.is_gone(one.index)
+                    (location.due_ms, location.topic)
+                    for location in self._standing(message_id)[0]
+                    if covers(scope, location.topic) and not location.run.is_gone(location.index)
                 )
         due_ms, topic = min(found, default=(0, ""))
         return ScheduledListing(message_id, topic, due_ms) if found else None
@@ -107,10 +107,10 @@ class ScheduleQueries:
                 entry = self._context.state.pending.get(near.seq)
                 if entry is not None and entry.topic == listing.topic:
                     return TimedMessage(entry.due_ms, entry.id, entry.topic, entry.payload)
-            for one in self._standing(message_id)[0]:
-                if one.topic == listing.topic and not one.run.is_gone(one.index):
-                    payload = self._context.reader.messages(one.run).payloads[one.index]
-                    return TimedMessage(one.due_ms, message_id, one.topic, payload)
+            for location in self._standing(message_id)[0]:
+                if location.topic == listing.topic and not location.run.is_gone(location.index):
+                    payload = self._context.reader.messages(location.run).payloads[location.index]
+                    return TimedMessage(location.due_ms, message_id, location.topic, payload)
         return None
 
     def ids_of(self, topic: str, *, before_seq: int) -> Iterator[list[str]]:
@@ -121,7 +121,9 @@ class ScheduleQueries:
         """
         with self._context.lock:
             entries = [
-                one.id for one in self._context.state.pending.values() if one.topic == topic and one.seq < before_seq
+                entry.id
+                for entry in self._context.state.pending.values()
+                if entry.topic == topic and entry.seq < before_seq
             ]
             runs = [
                 run.id
@@ -186,7 +188,7 @@ class ScheduleQueries:
             ]
         for run in runs:
             counts.update(due_ms // bucket_ms for due_ms in self._dues(run, topic) if from_ms <= due_ms < to_ms)
-        return [(number * bucket_ms, count) for number, count in sorted(counts.items())]
+        return [(bucket_number * bucket_ms, count) for bucket_number, count in sorted(counts.items())]
 
     def due_within(self, spans_ms: Sequence[int], *, now_ms: int) -> list[int]:
         """Returns how many messages are due within each ascending span from now; and last, the total.
@@ -273,9 +275,9 @@ class ScheduleQueries:
         if state.canceled.awaits(message_id, scope) or is_found:
             return locations, fired
         standing, fired_long_ago = self._standing(message_id)
-        for one in standing:
-            if covers(scope, one.topic):
-                locations.setdefault(one.topic, []).append(one)
+        for location in standing:
+            if covers(scope, location.topic):
+                locations.setdefault(location.topic, []).append(location)
         return locations, fired | fired_long_ago
 
     def _may_be_repeated(self) -> bool:

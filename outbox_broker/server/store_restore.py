@@ -98,13 +98,13 @@ def _import_parts(
         for unreadable in view.unreadable:
             raise SegmentDamaged(f"{unreadable.name} is not whole in the backup: {unreadable.why}; {_CURE}")
         ends = _log_ends(view)
-        for info in view.list():
-            file = files[f"{part}/{info.name}{SUFFIX}"]
-            if info.kind not in LOGS or info.name in ends:  # what was not acknowledged goes at an opening, too
+        for segment in view.list():
+            file = files[f"{part}/{segment.name}{SUFFIX}"]
+            if segment.kind not in LOGS or segment.name in ends:  # what was not acknowledged goes at an opening, too
                 data = _content(folder / file.path, file)
-                end = ends.get(info.name, len(data))  # of others their log names what counts
+                end = ends.get(segment.name, len(data))  # of others their log names what counts
                 # Where bytes are gone that were durable, what comes is behind where they ended.
-                _import(imported, info, data[:end].ljust(end, b"\0"), pause=pause)
+                _import(imported, segment, data[:end].ljust(end, b"\0"), pause=pause)
             done += file.size_bytes
             shows(done, 2 * manifest.size_bytes)
     shows(2 * manifest.size_bytes, 2 * manifest.size_bytes)
@@ -125,10 +125,10 @@ def _import(imported: LedgerImport, info: SegmentInfo, data: bytes, *, pause: th
 def _log_ends(view: FolderView) -> Mapping[str, int]:
     """Returns where each segment of a log ends that counts. Raises SegmentDamaged where an opening would."""
     ends: dict[str, int] = {}
-    for log in sorted({info.name.rpartition("-")[0] for info in view.list() if info.kind in LOGS}):
+    for log in sorted({segment.name.rpartition("-")[0] for segment in view.list() if segment.kind in LOGS}):
         replay = JournalReplay(view, log, has_checkpoints=log != "messages")
-        ends |= {info.name: following.first - info.first for info, following in pairwise(replay.segments)}
-        ends |= {info.name: replay.end - info.first for info in replay.segments[-1:]}
+        ends |= {segment.name: following.first - segment.first for segment, following in pairwise(replay.segments)}
+        ends |= {segment.name: replay.end - segment.first for segment in replay.segments[-1:]}
     return ends
 
 

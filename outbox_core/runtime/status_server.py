@@ -25,7 +25,7 @@ _STOP_SECONDS_MAX: Final = 5
 _PAGES: Final = ("/metrics", "/livez", "/readyz", "/healthz")
 
 
-class Health(Protocol):
+class HealthReport(Protocol):
     """The result of a service's checks."""
 
     @property
@@ -42,7 +42,7 @@ class MonitoredService(Protocol):
     def alive(self) -> bool:
         """Whether its threads run: if not, it is to be restarted."""
 
-    def health(self) -> Health:
+    def health(self) -> HealthReport:
         """Look at everything that it needs."""
 
 

@@ -13,22 +13,22 @@ from outbox_operator.broker import (
     CORDON_REASON,
     Action,
     Apply,
+    BeginCordon,
     BrokerSpec,
     Claim,
     ConditionType,
-    Cordon,
-    Decision,
     DeleteClaim,
     DeleteWorkload,
     DeletionPolicy,
+    EndCordon,
     Figures,
     GrowClaim,
     Observed,
     Pod,
     PodSettings,
     Remembered,
+    RoundDecision,
     SecretKey,
-    Uncordon,
     decide,
 )
 
@@ -74,12 +74,12 @@ def every_observation() -> Iterator[Observed]:
 
 
 @cache
-def every_decision() -> list[tuple[Observed, Decision]]:
+def every_decision() -> list[tuple[Observed, RoundDecision]]:
     """What is decided on each of them."""
     return [(seen, decide(seen)) for seen in every_observation()]
 
 
-def kinds(decision: Decision) -> set[type[Action]]:
+def kinds(decision: RoundDecision) -> set[type[Action]]:
     """What kinds of actions were decided on."""
     return {type(action) for action in decision.actions}
 
@@ -88,7 +88,7 @@ def test_over_all_that_may_be_seen_nothing_undelivered_is_deleted() -> None:
     for seen, decision in every_decision():
         doing, policy = kinds(decision), seen.spec.deletion_policy
 
-        assert seen.deleted or not doing & {DeleteWorkload, DeleteClaim, Cordon}, seen
+        assert seen.deleted or not doing & {DeleteWorkload, DeleteClaim, BeginCordon}, seen
         assert DeleteClaim not in doing or policy is DeletionPolicy.DISCARD, seen
         if DeleteWorkload in doing and policy is DeletionPolicy.DRAIN:
             has_volume = seen.claim is not None and not seen.claim.going
@@ -127,7 +127,7 @@ def test_a_claim_that_is_too_small_grows_and_a_cordon_of_an_earlier_resource_end
     cordoned = replace(seen, figures=Figures(drained=True, cordon=CORDON_REASON))
     by_a_person = replace(seen, figures=Figures(drained=True, cordon="a person's"))
 
-    assert decide(cordoned).actions == [Apply(NEW), GrowClaim(), Uncordon()]
+    assert decide(cordoned).actions == [Apply(NEW), GrowClaim(), EndCordon()]
     assert decide(by_a_person).actions == [Apply(NEW), GrowClaim()]
 
 
@@ -195,9 +195,9 @@ class World:
             case Apply(pod):
                 self.applied, self.has_claim = pod.revision, True
                 self.known[pod.revision] = pod
-            case Cordon():
+            case BeginCordon():
                 self.cordon = CORDON_REASON
-            case Uncordon():
+            case EndCordon():
                 self.cordon = None
             case DeleteWorkload():
                 self.applied = None
