@@ -123,9 +123,8 @@ class Planted:
 
     def schedule(self, one: Message) -> None:
         """The broker's note of a message that is due later."""
-        noted = record(one, None, stored_ms=one.created_ms + STORED_AFTER_MS)
-        body = hashlib.sha256(noted.body).digest()
-        self.stored.append(rewritten(noted, body=body, kind=FrameKind.SCHEDULED))
+        arrived = record(one, None, stored_ms=one.created_ms + STORED_AFTER_MS)
+        self.stored.append(rewritten(arrived, kind=FrameKind.SCHEDULED))
 
     def fire(self, one: Message) -> int:
         """It fell due; its sequence."""

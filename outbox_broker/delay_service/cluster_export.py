@@ -1,6 +1,6 @@
 """Exports what a delay cluster holds, while it runs, as logs that the reconciliation reads like a broker's.
 
-The message log has a schedule marker for each message that waits, the action log the cancels that are remembered.
+The message log has each message that waits, the action log the cancels that are remembered.
 Owners are not fenced. A shard that changes while it is read is read again from the start.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from outbox_broker.delay_service.target_publisher import published
 from outbox_broker.journal.journal import Journal, frames
-from outbox_broker.journal.stored_record import stored_marker
+from outbox_broker.journal.stored_record import stored_record
 from outbox_broker.log.storage import DiskStorage, UnsyncedStorage
 from outbox_broker.schedule.recent_cancels import CANCEL_MEMORY_MS, Cancel
 from outbox_broker.schedule.schedule_view import ScheduleView
@@ -27,7 +27,7 @@ from outbox_broker.segments.port import SegmentReader
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, InvalidMessage, StorageFailed
 from outbox_core.journal import journal
-from outbox_core.journal.block import FrameKind, SegmentKind
+from outbox_core.journal.block import Framed, FrameKind, SegmentKind
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -38,7 +38,9 @@ _DAMAGED_AFTER: Final = 3
 _TIME_UNKNOWN: Final = 0
 """When these messages were stored: the shards do not keep it."""
 _RECORDS_A_BLOCK: Final = 4_096
-"""A block has one frame of each marker and two of each cancel, and at most block.FRAMES_MAX."""
+"""A block has one frame of each message and two of each cancel, and at most block.FRAMES_MAX."""
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""A block of messages ends after the one that reaches this size."""
 
 
 class ShardViews(Protocol):
@@ -118,9 +120,13 @@ class ClusterExport:
                 snapshot = ScheduleView(view, cancels_max=self.options.cancels_max)
                 count, undecodable = 0, 0
                 for batch in snapshot.waiting(damaged=damaged):
-                    markers = _markers(batch)
-                    self._write_markers(markers, messages, is_first=messages.segments == earlier)
-                    count, undecodable = count + len(markers), undecodable + len(batch) - len(markers)
+                    records = _records(batch)
+                    for some in _blocks(records):
+                        is_first = messages.segments == earlier
+                        # An attempt begins a segment: what is deleted with it is of this attempt alone.
+                        messages.append(some, at_ms=_TIME_UNKNOWN, roll=True if is_first else None)
+                        messages.commit()  # a full segment is followed by another one only then
+                    count, undecodable = count + len(records), undecodable + len(batch) - len(records)
                 messages.seal()
             except (StorageFailed, SegmentDamaged) as error:
                 segments.delete([segment.name for segment in messages.segments[len(earlier) :]])
@@ -137,13 +143,6 @@ class ClusterExport:
             self._write_cancels(snapshot.cancels(), actions, report)
             return
 
-    def _write_markers(self, markers: Sequence[bytes], messages: Journal, *, is_first: bool) -> None:
-        """`is_first`: of an attempt, which begins a segment: what is deleted with it is of this attempt alone."""
-        for start in range(0, len(markers), _RECORDS_A_BLOCK):
-            some = frames(FrameKind.SCHEDULED, markers[start : start + _RECORDS_A_BLOCK])
-            messages.append(some, at_ms=_TIME_UNKNOWN, roll=True if is_first and not start else None)
-            messages.commit()  # a full segment is followed by another one only then
-
     def _write_cancels(self, cancels: Sequence[Cancel], actions: Journal, report: ExportReport) -> None:
         for start in range(0, len(cancels), _RECORDS_A_BLOCK):
             records = [_action(cancel) for cancel in cancels[start : start + _RECORDS_A_BLOCK]]
@@ -155,9 +154,9 @@ class ClusterExport:
             report.cancels_since_ms = max(report.cancels_since_ms, *oldest_ms.values())
 
 
-def _markers(batch: Sequence[TimedMessage]) -> list[bytes]:
-    """Returns the schedule marker of each message; one that cannot be decoded is never delivered, and has none."""
-    markers = []
+def _records(batch: Sequence[TimedMessage]) -> list[bytes]:
+    """Returns what is stored of each message; one that cannot be decoded is never delivered, and left out."""
+    records = []
     for timed_message in batch:
         try:
             message = published(timed_message)
@@ -167,8 +166,20 @@ def _markers(batch: Sequence[TimedMessage]) -> list[bytes]:
                 extra={"topic": timed_message.topic, "message_id": timed_message.id, "error": str(error)},
             )
             continue
-        markers.append(stored_marker(message, now_ms=0))
-    return markers
+        records.append(stored_record(message, now_ms=0))
+    return records
+
+
+def _blocks(records: Sequence[bytes]) -> Iterator[Framed]:
+    """Yields the frames of a block each."""
+    start = 0
+    while start < len(records):
+        stop, size_bytes = start, 0
+        while stop < min(start + _RECORDS_A_BLOCK, len(records)) and size_bytes < _BLOCK_BYTES:
+            size_bytes += len(records[stop])
+            stop += 1
+        yield frames(FrameKind.SCHEDULED, records[start:stop])
+        start = stop
 
 
 def _action(cancel: Cancel) -> bytes:

@@ -126,7 +126,7 @@ class DelayProxy:
             statuses, place = self._schedule.put([timed(message, now_ms) for message in batch], now_ms=now_ms)
 
         def finish() -> list[PublishResult]:
-            self._schedule.commit(place)
+            self._schedule.commit_arrivals(place)
             self.service.wake()
             results = [
                 PublishResult(message.id, status)

@@ -2,9 +2,9 @@
 
 A publish is validated -> appended to the message log -> synced (callers share a sync) -> acknowledged. A pull is chosen
 by the group -> recorded in the action log -> read from the message log -> delivered. A settlement is decided by the
-group -> appended to the action log -> synced -> acknowledged. A scheduled message goes into the schedule
-(outbox_broker.schedule), which has segments of its own, and once it is due, into the message log. The in-memory state
-is rebuilt from the logs at startup.
+group -> appended to the action log -> synced -> acknowledged. A scheduled message is appended to the message log as any
+other, for the schedule (outbox_broker.schedule), which files it in segments of its own; once it is due, it is appended
+again, to its topic. The in-memory state is rebuilt from the logs at startup.
 A delivery is written but not synced: it survives kill -9, but a power failure may erase it. Its messages are then
 delivered again, under another delivery number, which contains the broker's epoch.
 """
@@ -29,6 +29,7 @@ from outbox_broker.engine.footer_repair import FooterRepair
 from outbox_broker.engine.group_admin import GroupAdmin
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.engine.message_arrivals import MessageArrivals
 from outbox_broker.engine.operations import Operations
 from outbox_broker.engine.publisher import BUCKETS_MS, Publisher
 from outbox_broker.engine.puller import Puller
@@ -183,7 +184,6 @@ class Engine:
         self.timer.join(timeout_ms / 1000)
         self.recurring.join(timeout_ms / 1000)
         self.dispatcher.shutdown()
-        self.publisher.shutdown()
         with context.lock:
             try:
                 with suppress(WriterFenced):  # another owner has all that was acknowledged
@@ -293,11 +293,12 @@ class Engine:
         self._cordon.load()
         origin = restored(self._annotations)
         context.receipts_from = 0 if origin is None else origin.epoch << EPOCH_SHIFT
-        unsettled = self._open_schedule()
         context.messages = Journal(
             self._opened_segments("messages"), name="messages", kind=SegmentKind.MESSAGES,
             segment_bytes=context.options.segment_bytes, has_checkpoints=False,
         )  # fmt: skip
+        context.messages.resume()  # first: what arrived in it is durable before a checkpoint of the schedule says so
+        unsettled = self._open_schedule()
         context.actions = Journal(
             self._opened_segments("actions"), name="actions", kind=SegmentKind.ACTIONS,
             segment_bytes=min(context.options.segment_bytes, context.options.checkpoint_bytes),
@@ -331,7 +332,8 @@ class Engine:
             cancels_remembered_max=options.cancel_tombstones_max,
         )
         context.schedule = DelayStore.open(
-            self._opened_segments("schedule"), options=delay_options, reserve=context.reserve
+            self._opened_segments("schedule"), options=delay_options, reserve=context.reserve,
+            arrivals=MessageArrivals(context, self.writer),
         )  # fmt: skip
         unsettled = context.schedule.unsettled()
         self.dispatcher.resume(unsettled)

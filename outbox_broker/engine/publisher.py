@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import attrgetter
@@ -18,14 +16,13 @@ from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.timer import EngineTimer
 from outbox_broker.engine.wakeups import Wakeups
-from outbox_broker.journal.stored_record import stored_marker, stored_record
+from outbox_broker.journal.stored_record import stored_record
 from outbox_broker.log.cordon import Cordon
 from outbox_broker.schedule.delay_store import CancelResult, TimedMessage
-from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.state.client_topic_quota import ClientTopicQuota
 from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
-from outbox_core.journal.block import FRAMES_MAX, Framed, FrameKind, framed
+from outbox_core.journal.block import FRAMES_MAX
 from outbox_core.messages.limits import DELAY_ACCEPTED_MS_MAX
 from outbox_core.messages.message import (
     DELAY_TOO_LONG,
@@ -38,8 +35,6 @@ from outbox_core.messages.message import (
 
 BUCKETS_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
-_SYNCS_BESIDE: Final = 2
-"""Threads that sync the message log concurrently with the schedule's; waiters of the second share the first's sync."""
 OTHERS: Final = "~others"
 """Replaces the names of nonexistent topics in statistics; no topic can have this name."""
 
@@ -62,11 +57,6 @@ class Publisher:
         self._dispatcher = dispatcher
         self._timer = timer
         self._cordon = cordon
-        self._beside = ThreadPoolExecutor(_SYNCS_BESIDE, "broker-sync")
-
-    def shutdown(self) -> None:
-        """Stop the sync threads after their current work."""
-        self._beside.shutdown()
 
     def publish(self, batch: Sequence[Record], *, quota: ClientTopicQuota | None = None) -> list[PublishResult]:
         """Store a batch; returns one result per message, in order, once all that is stored is durable.
@@ -85,11 +75,11 @@ class Publisher:
             self._context.refuse_if_closed()
             self._cordon.refuse()
             self._reserve.require()
-            results, topics, schedule_place = self._append(batch, quota, is_timed=is_timed)
+            results, topics, has_later = self._append(batch, quota, is_timed=is_timed)
             end = self._context.messages.end
-        self._commit(schedule_place, end)
+        self._context.messages.commit(end)
         self._wakeups.wake_wanting(topics)
-        if schedule_place is not None:
+        if has_later:
             with self._wakeups.changed:
                 self._wakeups.changed.notify_all()  # something may be due sooner than the timer expects
             if self._context.schedule.housekeeping.is_full():
@@ -137,35 +127,21 @@ class Publisher:
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    def _commit(self, schedule_place: Place | None, end: int) -> None:
-        """Return once the schedule's log and the message log are durable up to here, synced concurrently."""
-        beside: Future[None] | None = None
-        if schedule_place is not None and end > self._context.messages.committed:
-            with suppress(RuntimeError):  # it was closed meanwhile
-                beside = self._beside.submit(self._context.messages.commit, end)
-        try:
-            if schedule_place is not None:
-                self._context.schedule.commit(schedule_place)
-        finally:
-            if beside is not None:
-                beside.result()
-        self._context.messages.commit(end)
-
     def _append(
         self, batch: Sequence[Record], quota: ClientTopicQuota | None, *, is_timed: bool
-    ) -> tuple[list[PublishResult], Collection[str], Place | None]:
-        """Store a batch; returns the results, the topics with new messages, and the schedule's log place, if any."""
+    ) -> tuple[list[PublishResult], Collection[str], bool]:
+        """Store a batch; returns the results, the topics with new messages, and whether any went to the schedule."""
         now_ms = self._clock.now_ms()
         if batch and not is_timed:
             plain, counts = arranged(batch)
             ids = [message.id for message in plain]
             if self._are_new(ids, counts) and self._has_room_for(counts, quota):
                 self._append_plain(counts, plain, ids, now_ms=now_ms)
-                return [PublishResult(message.id, PublishStatus.STORED) for message in batch], counts, None
+                return [PublishResult(message.id, PublishStatus.STORED) for message in batch], counts, False
         if self._is_later(batch, now_ms=now_ms):
-            results, scheduled_to = self._append_later(batch, now_ms=now_ms)
+            results = self._append_later(batch, now_ms=now_ms)
             self._count_published(results, batch)
-            return results, set(), scheduled_to
+            return results, set(), True
         sorting = BatchDestinations(
             now_ms=now_ms, is_known=self._context.schedule.recent.knows, is_recent=self._state.recent.has
         )
@@ -174,9 +150,8 @@ class Publisher:
             sorting.sort(message, problem=problem)
             if message.topic not in self._state.topics and sorting.results[-1].status is PublishStatus.STORED:
                 sorting.topics_new.add(message.topic)
-        schedule_place: Place | None = None
         if sorting.later:
-            later_results, schedule_place = self._append_later([message for _, message in sorting.later], now_ms=now_ms)
+            later_results = self._append_later([message for _, message in sorting.later], now_ms=now_ms)
             for (index, _), result in zip(sorting.later, later_results, strict=True):
                 sorting.results[index] = result
         plain, counts = arranged(sorting.plain)
@@ -184,16 +159,13 @@ class Publisher:
             self._writer.write_messages(counts, plain, ready_at_ms=now_ms)
             self._state.recent.add_all([message.topic for message in plain], [message.id for message in plain])
         self._count_published(sorting.results, batch)
-        return sorting.results, counts, schedule_place
+        return sorting.results, counts, bool(sorting.later)
 
-    def _append_later(self, batch: Sequence[Record], *, now_ms: int) -> tuple[list[PublishResult], Place]:
-        """Schedule messages for later, and those canceled in advance: the schedule decides on each.
-
-        For each message that it accepts, a marker goes to the message log, for readers of that log.
-        """
-        statuses, schedule_place = self._context.schedule.put(
+    def _append_later(self, batch: Sequence[Record], *, now_ms: int) -> list[PublishResult]:
+        """Schedule messages for later, and those canceled in advance: the schedule decides on each."""
+        statuses, _ = self._context.schedule.put(
             [timed_of(message, now_ms=now_ms) for message in batch], now_ms=now_ms
-        )
+        )  # fmt: skip
         stored: Sequence[Record] = batch
         if set(statuses) != {PublishStatus.STORED}:
             stored = [
@@ -201,20 +173,9 @@ class Publisher:
             ]
         for topic in {message.topic for message in stored}:
             self._state.topic(topic)
-        dead = self._context.schedule.recent.canceled_among(stored)
-        if stored:
-            arrived = [stored_record(stored[at], now_ms=now_ms) for at in dead]
-            without = frozenset(dead)
-            markers = [stored_marker(message, now_ms=now_ms) for at, message in enumerate(stored) if at not in without]
-            # Markers last: a block's kind is that of its first frame, and nobody recovers those of markers alone.
-            frames_of_all = Framed(FrameKind.CANCELED if arrived else FrameKind.SCHEDULED)
-            frames_of_all.extend(framed(FrameKind.CANCELED, range(len(arrived)), arrived))
-            frames_of_all.extend(framed(FrameKind.SCHEDULED, range(len(markers)), markers))
-            self._writer.append_messages(frames_of_all, at_ms=now_ms)
-            for at in dead:
-                self._state.recent.add(stored[at].topic, stored[at].id)
-        results = [PublishResult(message.id, status) for message, status in zip(batch, statuses, strict=True)]
-        return results, schedule_place
+        for index in self._context.schedule.recent.canceled_among(stored):
+            self._state.recent.add(stored[index].topic, stored[index].id)
+        return [PublishResult(message.id, status) for message, status in zip(batch, statuses, strict=True)]
 
     def _is_later(self, batch: Sequence[Record], *, now_ms: int) -> bool:
         """Returns whether all of a batch is for later, on existing topics, with ids that are unknown."""

@@ -4,8 +4,8 @@ Messages that the reconciliation has not evaluated yet may be kept longer.
 A segment is held back by messages that a group still has to deliver, including dead letters: those that it has not got
 yet hold it, others are moved out of it (SegmentCleaner). Unless `retention_drops_unread` is set: then the group is
 moved past it, which is logged. To drop by age whether consumed or not, as QMQ does after 72 hours, is loss and must be
-chosen. Scheduled messages are not in the log, and hold nothing back; dispatched ones do until their dispatch is settled
-with the schedule.
+chosen. Scheduled messages hold nothing back: checkpoints of the schedule let go of where they arrived. Dispatched ones
+do until their dispatch is settled with the schedule.
 """
 
 from __future__ import annotations
@@ -99,6 +99,9 @@ class LogRetention:
             self._context.refuse_if_closed()
             now_ms = self._clock.now_ms()
             old = self._outdated_messages(now_ms)
+        if old:
+            self._context.schedule.housekeeping.let_go_of_arrivals(old[-1].end, now_ms=now_ms)
+        with self._lock:
             going = self._unneeded(old)
             cleanable = self._cleanable(old) if len(going) < len(old) else ()
         self._cleaner.clean(cleanable)
@@ -175,6 +178,7 @@ class LogRetention:
             if self._context.dispatching_from is not None:
                 # A restart looks in the log for what the schedule has not settled, and would append it a second time.
                 end = min(end, self._context.dispatching_from)
+            end = min(end, self._context.schedule.housekeeping.arrivals_needed_from())
             return [segment for segment in old if segment.end <= end]
 
     def _has_unsealed_copies(self) -> bool:

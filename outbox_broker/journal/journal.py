@@ -207,6 +207,12 @@ class Journal:
         return is_wanted and tail.is_confirmed and len(self._tails) == 1
 
     @property
+    def kept_from(self) -> int:
+        """Where the older of the two checkpoints was captured from which on all is kept; 0 while fewer are known."""
+        with self._guard:
+            return self._checkpoints_first()
+
+    @property
     def epoch(self) -> int:
         """The number of its segments' owner."""
         return self._segments.epoch

@@ -37,7 +37,7 @@ NUMBERED: Final = frozenset({FrameKind.MESSAGE, FrameKind.DISPATCHED})
 _READABLE: Final = NUMBERED | {FrameKind.ASIDE}
 """Kinds of frames that a run may be of: those of messages aside from their topics have a sequence there, too."""
 _RECOVERED: Final = NUMBERED | {FrameKind.CANCELED}
-"""Markers are not: there may be millions of them in a segment, and the schedule has them all."""
+"""What waits is not: there may be millions in a segment, and the schedule has them all."""
 Found = tuple[int, Record | None]
 
 
@@ -100,9 +100,9 @@ def message_at(log: Journal, offset: int) -> tuple[int, Record] | None:
 def messages_of(
     log: Journal, segment: SegmentInfo, *, footers: dict[int, int] | None = None
 ) -> Iterator[StoredMessage]:  # fmt: skip
-    """Yields the messages of a segment, without markers. What is damaged is left out; the log tells of it. `footers`
-    gets where those begin that stand in the segment, by the number of their frames; of several the last. Raises
-    StorageFailed.
+    """Yields the messages of a segment, without those that wait. What is damaged is left out; the log tells of it.
+    `footers` gets where those begin that stand in the segment, by the number of their frames; of several the last.
+    Raises StorageFailed.
     """
     stored_at_ms = segment.created_at_ms
     wanted = _RECOVERED if footers is None else _RECOVERED | {FrameKind.FOOTER}

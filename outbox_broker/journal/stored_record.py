@@ -1,4 +1,4 @@
-"""The bytes of a message in the broker's logs: those of its Record, and of the marker of one that is scheduled. Pure.
+"""The bytes of a message in the broker's logs: those of its Record. Pure.
 
 They are the same in the schedule, in its topic and over the wire: where a message stands, when it was stored and what
 became of it is said by the frame that holds it, and its block.
@@ -6,14 +6,10 @@ became of it is said by the frame that holds it, and its block.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
-from typing import Final
 
 from outbox_core.journal.block import Framed, FrameKind, framed
 from outbox_core.messages.message import Record, encode_packed
-
-_new_hash: Final = hashlib.sha256().copy  # half the cost of looking the algorithm up
 
 
 def stored_record(message: Record, *, now_ms: int) -> bytes:
@@ -34,17 +30,3 @@ def frames_aside(messages: Iterable[tuple[int, Record]]) -> Framed:
     for sequence, message in messages:
         frames.extend(framed(FrameKind.ASIDE, range(sequence, sequence + 1), [encode_packed(message)]))
     return frames
-
-
-def stored_marker(message: Record, *, now_ms: int) -> bytes:
-    """Returns what the message log has of a scheduled message until it is due: the SHA-256 of its body in the body's
-    place, and no headers, since both are in the schedule.
-    """
-    digest = _new_hash()
-    digest.update(message.body)
-    return encode_packed(
-        Record(
-            id=message.id, topic=message.topic, key=message.key, body=digest.digest(),
-            created_at_ms=message.created_at_ms or now_ms, deliver_at_ms=message.deliver_at_ms,
-        )
-    )  # fmt: skip

@@ -37,8 +37,9 @@ def recover(
     state: BrokerState, messages: Journal, actions: Journal, *, folder: Path, options: EngineOptions,
     now_ms: int, out: Collection[tuple[str, str]] = (),
 ) -> None:  # fmt: skip
-    """Replay both logs into an empty state, and become able to append to them. `out`: topics and ids of messages that
-    the schedule will dispatch again. `now_ms`: when what is appended meanwhile is stored.
+    """Replay both logs into an empty state, and become able to append to the actions, as one is to the messages. `out`:
+    topics and ids of messages that the schedule will dispatch again. `now_ms`: when what is appended meanwhile is
+    stored.
 
     Raises SegmentDamaged if a segment is missing, StorageFailed.
     """
@@ -78,7 +79,6 @@ class MessageRecovery:
 
     def run(self, out: Collection[tuple[str, str]]) -> None:
         """Process all segments; append the footers that are missing."""
-        self._log.resume()
         segments = self._log.segments
         sealed = list(pairwise(segments))
         footers = [self._find(segment, following, following.first) for segment, following in sealed]

@@ -20,6 +20,8 @@ class DelayOptions:
     """Messages in memory that are not in a bucket yet, including those dispatched before they were in one."""
     log_bytes_max: int = 64 * 1024 * 1024
     """Bytes of the log after its checkpoint."""
+    arrivals_bytes_max: int = 256 * 1024 * 1024
+    """Bytes of another log in which messages arrive, behind what the checkpoint has of it."""
     fill_max: float = 2.0
     """Publishes wait for a flush once memory or log is at so many times its limit."""
     batch_messages_max: int = 500

@@ -1,6 +1,6 @@
 """The schedule: stores messages up to two years ahead, and dispatches them when due unless canceled, never early.
 
-All durable data is in segments, on any medium. A message is written to the log, which is synced before
+All durable data is in segments, on any medium. A message is written to a log (arrivals), which is synced before
 the response; from memory it is flushed to a bucket with many others, re-filed into finer buckets as its time comes
 nearer (levels), and dispatched when it is due (due_soon). Consumers, HTTP and the clock are outside.
 Below is what happens to a message, in order: it arrives, may be canceled, is dispatched in a batch, which is settled.
@@ -22,6 +22,7 @@ from typing import Final, Self
 from outbox_broker.common.cancel_topic_patterns import Scope
 from outbox_broker.journal.journal import Journal
 from outbox_broker.log.disk_reserve import Reserve
+from outbox_broker.schedule.arrivals import ArrivalLog, ArrivalsInOrder
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_queue import Piece, TakenMessages
@@ -31,12 +32,12 @@ from outbox_broker.schedule.recent_message_ids import RecentMessageIds
 from outbox_broker.schedule.schedule_context import ScheduleContext
 from outbox_broker.schedule.schedule_housekeeping import IDS_PREFIX, Housekeeping
 from outbox_broker.schedule.schedule_log import (
+    CONTINUED_MAX,
     FIRST_CHECKPOINT_BYTES_MAX,
     PREFIX,
     Place,
     filed,
     records_of,
-    resume,
 )
 from outbox_broker.schedule.schedule_queries import CoveredTopics, ScheduleQueries
 from outbox_broker.schedule.schedule_records import (
@@ -46,7 +47,9 @@ from outbox_broker.schedule.schedule_records import (
     BatchHanded,
     Part,
     ScheduleCanceled,
+    ScheduleCheckpoint,
     Scheduled,
+    arrivals_before,
 )
 from outbox_broker.schedule.schedule_state import ScheduleHandOut
 from outbox_broker.schedule.sorted_run import DUE, ID, TOPIC, Entry, TimedMessage, new_entries, topic_hash
@@ -109,14 +112,15 @@ class DelayStore:
 
     @classmethod
     def open(
-        cls, segments: Segments, *, options: DelayOptions | None = None, reserve: Reserve | None = None
+        cls, segments: Segments, *, options: DelayOptions | None = None, reserve: Reserve | None = None,
+        arrivals: ArrivalLog | None = None,
     ) -> Self:  # fmt: skip
         """Recover the schedule from its segments. Closing them stays the caller's task.
 
-        `reserve`: disk space withheld from new messages, if the segments are on a disk. Raises StorageFailed, or
-        SegmentDamaged if the log itself is damaged.
+        `reserve`: disk space withheld from new messages, if the segments are on a disk. `arrivals`: where messages
+        arrive, if not in the schedule's own log. Raises StorageFailed, or SegmentDamaged if the log itself is damaged.
         """
-        return cls(ScheduleContext(segments, options=options, reserve=reserve))
+        return cls(ScheduleContext(segments, options=options, reserve=reserve, arrivals=arrivals))
 
     # -- arrivals ----------------------------------------------------------------------------------------------------
 
@@ -129,28 +133,33 @@ class DelayStore:
         """
         self.housekeeping.make_room(now_ms, fill=1)
         statuses, place = self.put(batch, now_ms=now_ms)
-        self.commit(place)
+        self.commit_arrivals(place)
         return statuses
 
     def put(self, batch: Sequence[TimedMessage], *, now_ms: int) -> tuple[list[PublishStatus], Place]:
-        """Like schedule(), without waiting for the disk: durable, and to be answered, once commit() of the place
-        returns.
+        """Like schedule(), without waiting for the disk: durable, and to be answered, once commit_arrivals() of the
+        place returns.
 
         For callers that hold a lock of their own; they must call housekeeping.make_room() before taking it.
         """
-        with self._context.lock:
-            self._context.refuse_if_closed()
-            statuses, record = self._decide_arrivals(batch, now_ms=now_ms)
-            place = self._context.log.end
-            if record.entries or record.dead:
-                place = self._context.act(record)
-                self._horizon.add(record.entries)
-            return statuses, place
+        context = self._context
+        with context.lock:
+            context.refuse_if_closed()
+            statuses, entries, dead = self._decide_arrivals(batch, now_ms=now_ms)
+            if dead:
+                context.log.commit()  # the cancels: a power failure must not take these, and leave what they stopped
+            if entries or dead:
+                context.arrivals.append(entries, dead, at_ms=now_ms)
+                context.state.apply(Scheduled(entries, list(map(ID, dead)), list(map(TOPIC, dead))))
+                self._horizon.add(entries)
+            return statuses, context.arrivals.end
 
     def _decide_arrivals(
         self, batch: Sequence[TimedMessage], *, now_ms: int
-    ) -> tuple[list[PublishStatus], Scheduled]:  # fmt: skip
-        """Decide which messages are stored, duplicates, or canceled in advance."""
+    ) -> tuple[list[PublishStatus], list[Entry], list[TimedMessage]]:
+        """Decide which messages are stored, duplicates, or canceled in advance; returns the status of each, the first
+        as entries, and the last.
+        """
         state, recent = self._context.state, self.recent
         entries: list[Entry] = []
         dead: list[TimedMessage] = []
@@ -161,7 +170,7 @@ class DelayStore:
         ids = [message.id for message in batch]
         is_plain = batch and max(map(DUE, batch)) <= latest_ms and len(set(ids)) == len(ids)
         if is_plain and not recent.may_know(ids, map(TOPIC, batch)):
-            return [PublishStatus.STORED] * len(batch), Scheduled(new_entries(batch, first_seq=seq), [], [])
+            return [PublishStatus.STORED] * len(batch), new_entries(batch, first_seq=seq), []
         for message in batch:
             topic, message_id = identity = message.topic, message.id
             is_repeat = identity in seen or canceled.has_stopped(topic, message_id)
@@ -178,7 +187,7 @@ class DelayStore:
                 entries += new_entries([message], first_seq=seq)
                 seq += 1
                 statuses.append(PublishStatus.STORED)
-        return statuses, Scheduled(entries, list(map(ID, dead)), list(map(TOPIC, dead)))
+        return statuses, entries, dead
 
     # -- cancels -----------------------------------------------------------------------------------------------------
 
@@ -230,9 +239,13 @@ class DelayStore:
             if not alive and (topic_hash(topic) in fired or any(location and location.has_fired for location in some)):
                 is_late = True
                 continue
-            record.marks.extend((location.run.id, location.index) for location in alive if location is not None)
-            if alive:
-                record.topics[topic] = record.topics.get(topic, 0) + len(alive)
+            marks = [(location.run.id, location.index) for location in alive if location is not None]
+            record.marks.extend(marks)
+            if marks:
+                record.topics[topic] = record.topics.get(topic, 0) + len(marks)
+            known = self._context.state.known.get(topic, message_id) if len(marks) < len(alive) else None
+            if known is not None:
+                record.arrivals.append(known.seq)
             if topic not in canceled:
                 canceled.add(topic)
                 record.stopped.append(message_id)
@@ -332,7 +345,8 @@ class DelayStore:
                 return None
             parts = [_part(part) for part in taken.parts]
             topics = self._claimed[batch.number] = Counter(batch.topics)
-            self._context.act(BatchHanded(batch.number, parts, topics))
+            in_runs = topics - Counter(entry.topic for entry in taken.entries)
+            self._context.act(BatchHanded(batch.number, parts, in_runs))
             if len(batch):
                 return batch
             # All of it was canceled. If it cannot be settled now, the next call does so.
@@ -429,8 +443,12 @@ class DelayStore:
     # -- the whole of it ---------------------------------------------------------------------------------------------
 
     def commit(self, place: Place | None = None) -> None:
-        """Return once everything up to a place (all, by default) is durable."""
+        """Return once every change up to a place of the log (all, by default) is durable."""
         self._context.log.commit(place)
+
+    def commit_arrivals(self, place: Place) -> None:
+        """Return once every message is durable that arrived up to this place."""
+        self._context.arrivals.commit(place)
 
     def next_seq(self) -> int:
         """Returns the arrival number of the next message."""
@@ -486,6 +504,12 @@ def _recover_state(context: ScheduleContext) -> tuple[set[str], list[str]]:
     """
     recovered = context.log.recovered
     names = filed(context.segments)
+    if not recovered.segments and context.arrivals.end:
+        # Its first checkpoint was durable before anything arrived: without it, all that arrived would be due again.
+        raise SegmentDamaged(
+            f"all segments {PREFIX}* of the schedule are missing, and there is a log of what arrived: restore them "
+            "from a copy; or empty the data folder, to begin anew"
+        )
     if not recovered.end:
         # The first checkpoint was durable, alone, before anything else was written: to begin anew would lose all.
         for segment in recovered.segments:
@@ -496,11 +520,41 @@ def _recover_state(context: ScheduleContext) -> tuple[set[str], list[str]]:
                 f"{min(names)} is there, and no log that says what is in it: restore the segments {PREFIX}* from a "
                 "copy; or empty the store, to begin anew"
             )
-    for record in records_of(recovered):
-        context.state.apply(record)
-    resume(context.log, context.state.checkpoint)
+    _replay(context)
+    _resume(context)
     unnamed = sorted(names - {*context.state.segments()})
     # No record tells of a merge, only a checkpoint does: if the newest is found damaged, the one before it counts.
     index_pieces = [name for name in unnamed if name.startswith(IDS_PREFIX)]
     context.segments.delete([name for name in unnamed if name not in index_pieces])
     return names, index_pieces
+
+
+def _replay(context: ScheduleContext) -> None:
+    """Apply what the logs say: each change, once all that arrived before it was written is known."""
+    recovered = context.log.recovered
+    captured = 0 if recovered.checkpoint is None else recovered.checkpoint.captured
+    arrived = ArrivalsInOrder(context.arrivals.since(0), next_number=1)
+    for record in records_of(recovered):
+        if isinstance(record, ScheduleCheckpoint):
+            arrived = ArrivalsInOrder(context.arrivals.since(record.arrived_to), next_number=record.next_seq)
+            context.note_checkpoint(captured, arrived_to=record.arrived_to)
+        for messages in arrived.before(arrivals_before(record)):
+            context.state.apply(messages)
+        context.state.apply(record)
+    for messages in arrived.before():
+        context.state.apply(messages)
+
+
+def _resume(context: ScheduleContext) -> None:
+    """Go on after recovery. Only a log that is new, or in many segments, begins with a checkpoint: the time until it
+    can be written to does not depend on what it holds. Raises StorageFailed.
+    """
+    log = context.log
+    captured = -1 if log.recovered.checkpoint is None else log.recovered.checkpoint.captured
+    count = sum(segment.first >= captured for segment in log.recovered.segments)
+    log.resume()
+    # Where syncs are left to the system, a power failure may have taken what the checkpoint has of another log: what
+    # arrives there next would be taken for known.
+    is_shorter = context.arrivals.end < context.newest_arrived_to
+    if captured < 0 or count >= CONTINUED_MAX or is_shorter:
+        context.write_checkpoint(context.capture_checkpoint())

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from outbox_broker.journal.journal import Journal
 from outbox_broker.log.disk_reserve import Reserve
+from outbox_broker.schedule.arrivals import ArrivalLog, OwnArrivals
 from outbox_broker.schedule.delay_options import DelayOptions
 from outbox_broker.schedule.id_index import IdIndex
-from outbox_broker.schedule.schedule_log import LOG, SEGMENT_BYTES, Place, append
-from outbox_broker.schedule.schedule_records import LogRecord, Scheduled
+from outbox_broker.schedule.schedule_log import LOG, SEGMENT_BYTES, CapturedCheckpoint, Place, append
+from outbox_broker.schedule.schedule_records import LogRecord
 from outbox_broker.schedule.schedule_state import ScheduleState
 from outbox_broker.schedule.sorted_run_reader import RunReader
 from outbox_broker.segments.port import Segments
@@ -49,8 +50,11 @@ class ScheduleContext:
         options: DelayOptions | None = None,
         reserve: Reserve | None = None,
         locks: ScheduleLocks | None = None,
+        arrivals: ArrivalLog | None = None,
     ) -> None:
-        """`reserve`: disk space withheld from new messages, if the segments are on a disk. Raises as Journal does."""
+        """`reserve`: disk space withheld from new messages, if the segments are on a disk. `arrivals`: where messages
+        arrive, if not in the schedule's log. Raises as Journal does.
+        """
         locks = locks or ScheduleLocks()
         self.keeping = locks.keeping
         self.lock = locks.lock
@@ -61,6 +65,9 @@ class ScheduleContext:
             cancels_max=self.options.cancels_remembered_max, topic_names_max=self.options.topic_names_max
         )  # fmt: skip
         self.log = Journal(segments, name=LOG, kind=SegmentKind.MESSAGES, segment_bytes=SEGMENT_BYTES)
+        self.arrivals = arrivals or OwnArrivals(self.log)
+        self._arrived_to: dict[Place, Place] = {}
+        """By where a checkpoint was captured, up to where messages had arrived; of those that are kept."""
         self.reader = RunReader(segments, self.state)
         self.index = IdIndex(
             segments,
@@ -82,8 +89,41 @@ class ScheduleContext:
         if self.is_closed:
             raise StorageFailed("the schedule is closed")
 
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def note_checkpoint(self, captured: Place, *, arrived_to: Place) -> None:
+        """Note a checkpoint that is on the disk."""
+        kept_from = self.log.kept_from
+        kept = {other: end for other, end in self._arrived_to.items() if other >= kept_from}
+        self._arrived_to = {**kept, captured: arrived_to}  # not in place: others read it without the lock
+
+    def capture_checkpoint(self) -> CapturedCheckpoint:
+        """Capture the state, under `lock`: with all that arrived so far, since it is applied under `lock`, too."""
+        return CapturedCheckpoint.of(self.log, self.state.checkpoint(arrived_to=self.arrivals.end))
+
+    def write_checkpoint(self, captured: CapturedCheckpoint) -> None:
+        """Write a captured state, durably. One at a time, not under `lock`. Raises StorageFailed."""
+        # First: else what a power failure takes, and others that arrive in its place, would count as known.
+        self.arrivals.commit(captured.arrived_to)
+        captured.write(self.log, lock=self.lock)
+        self.note_checkpoint(captured.offset, arrived_to=captured.arrived_to)
+
+    @property
+    def newest_arrived_to(self) -> Place:
+        """Up to where messages had arrived at the newest checkpoint."""
+        return max(self._arrived_to.values(), default=0)
+
+    @property
+    def arrivals_needed_from(self) -> Place:
+        """The offset from which on the log of arrivals is needed: by the second newest checkpoint, if the newest is
+        damaged.
+        """
+        return self._arrived_to.get(self.log.kept_from, 0)
+
+    # -- inner steps -------------------------------------------------------------------------------------------------
+
     def _write(self, record: LogRecord) -> Place:
-        """Append to the log; on a full disk, all but new messages may use the disk reserve."""
-        if self.reserve is None or isinstance(record, Scheduled):
+        """Append to the log; on a full disk, a change may use the disk reserve."""
+        if self.reserve is None:
             return append(self.log, record)
         return self.reserve.spend(lambda: append(self.log, record))

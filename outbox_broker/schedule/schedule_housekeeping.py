@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Final
 
+from outbox_broker.journal.journal import CHECKPOINTS_KEPT
 from outbox_broker.schedule.bucket_filing import BucketFiling, FiledRuns
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_soon import DueSoon
@@ -41,6 +42,8 @@ _SMALL_PART: Final = 8
 """The fraction (1/8) of the disk reserve that a flush may use when there is no other space."""
 _STEP_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of messages that one step re-files."""
+_CHECKPOINTS_MAX: Final = CHECKPOINTS_KEPT + 1
+"""So many let go of all before them: the newest may not be known to be durable."""
 _RECOVERED_FACTOR: Final = 4
 """On opening, a piece with more than this many times the ids to remember is not read."""
 
@@ -81,6 +84,9 @@ class Housekeeping:
                 return True
             if not has_room:
                 return False
+            if self._flush.is_far_behind():
+                self._flush.checkpoint(now_ms)
+                return True
             return (
                 self._index.load_step()
                 or self._index.mend()
@@ -104,6 +110,20 @@ class Housekeeping:
             with self._context.keeping:
                 if self._flush.is_full(fill=fill):
                     self._flush.flush(now_ms)
+
+    def arrivals_needed_from(self) -> int:
+        """Returns the offset from which on the log is needed in which messages arrive."""
+        return self._context.arrivals_needed_from
+
+    def let_go_of_arrivals(self, offset: int, *, now_ms: int) -> None:
+        """Write as many checkpoints as it takes that nothing before an offset of the log of arrivals is needed any
+        more. May take long: call it without a lock. Raises StorageFailed.
+        """
+        with self._context.keeping:
+            for _ in range(_CHECKPOINTS_MAX):
+                if self._context.arrivals_needed_from >= offset:
+                    break
+                self._flush.checkpoint(now_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +176,9 @@ class MemoryFlush:
         with context.lock:
             context.refuse_if_closed()
             self._take_over(filed, piece, recent, seen)
-            captured = CapturedCheckpoint.of(context.log, state.checkpoint()) if self._is_checkpoint_due() else None
+            captured = context.capture_checkpoint() if self._is_checkpoint_due() else None
         if captured is not None:
-            captured.write(context.log, lock=context.lock)
-            with context.lock:
-                self.garbage.add(self.garbage.pop_at_checkpoint())
+            self._write_checkpoint(captured)
         context.log.commit()
         filed.entries.clear()
         while entries:
@@ -177,11 +195,37 @@ class MemoryFlush:
         self.horizon.replace_memory()
         self.horizon.add_runs(filed.added)
 
+    def checkpoint(self, now_ms: int) -> None:
+        """Write a checkpoint, so that less of the logs is replayed, and kept for that; where much is in memory, it is
+        flushed first. Under `keeping`. Raises StorageFailed, for lack of room before its first part.
+        """
+        context = self.context
+        if not self._is_little():
+            self.flush(now_ms)
+        with context.lock:
+            context.refuse_if_closed()
+            captured = context.capture_checkpoint()
+        if context.reserve is not None:
+            context.reserve.make_room(sum(map(len, captured.parts)), spends=True)
+        self._write_checkpoint(captured)
+
+    def _write_checkpoint(self, captured: CapturedCheckpoint) -> None:
+        self.context.write_checkpoint(captured)
+        with self.context.lock:
+            self.garbage.add(self.garbage.pop_at_checkpoint())
+
     def _is_checkpoint_due(self) -> bool:
         """A checkpoint repeats all messages that arrived during the flush: if they are many, it is skipped."""
-        options = self.context.options
-        is_little = self.context.state.pending_bytes <= options.memory_bytes_max // _CHEAP_PART
-        return is_little or self.context.log.grown_bytes >= options.log_bytes_max
+        is_long = self.context.log.grown_bytes >= self.context.options.log_bytes_max
+        return self._is_little() or is_long or self.is_far_behind()
+
+    def _is_little(self) -> bool:
+        return self.context.state.pending_bytes <= self.context.options.memory_bytes_max // _CHEAP_PART
+
+    def is_far_behind(self) -> bool:
+        """Returns whether more of the log of arrivals would be replayed than is allowed. Takes no lock."""
+        context = self.context
+        return context.arrivals.end - context.newest_arrived_to >= context.options.arrivals_bytes_max
 
 
 @dataclass(frozen=True, slots=True)

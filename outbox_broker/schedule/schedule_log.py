@@ -1,14 +1,14 @@
 """The schedule's log: records of changes, in a Journal. Makes no decisions.
 
-Scheduling and dispatch share one log, so that their relative order is given by it. A record of messages is one frame;
-any other change of state is framed twice, so that a flipped bit costs neither. Where a frame is lost nevertheless, the
-log is refused: what follows a change that is not known cannot be applied.
+All changes share one log, so that their relative order is given by it. A record of messages that arrive in it is one
+frame; any other is framed twice, so that a flipped bit costs neither. Where a frame is lost nevertheless, the log is
+refused: what follows a change that is not known cannot be applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,28 +72,20 @@ class CapturedCheckpoint:
     """A state as it was at an offset of the log, to be written without the lock."""
 
     parts: list[bytes]
-    offset: int
+    offset: Place
+    arrived_to: Place
 
     @classmethod
     def of(cls, log: Journal, checkpoint: schedule_records.ScheduleCheckpoint) -> CapturedCheckpoint:
         """Capture a state, under the lock. Another segment begins, so that those before it can be dropped soon."""
         payload = schedule_records.encode(checkpoint)
         log.roll()
-        return cls([payload[start : start + _PART_BYTES] for start in range(0, len(payload), _PART_BYTES)], log.end)
+        parts = [payload[start : start + _PART_BYTES] for start in range(0, len(payload), _PART_BYTES)]
+        return cls(parts, log.end, checkpoint.arrived_to)
 
     def write(self, log: Journal, *, lock: AbstractContextManager[object]) -> None:
-        """Write it, durably, then delete the segments that no checkpoint needs any more. Raises StorageFailed."""
+        """Write it, durably, then delete the segments that no checkpoint needs any more; what arrived up to
+        `arrived_to` is durable. Raises StorageFailed.
+        """
         log.write_checkpoint(self.parts, captured=self.offset, at_ms=_UNTIMED, lock=lock)
         log.drop_before(self.offset)
-
-
-def resume(log: Journal, checkpoint: Callable[[], schedule_records.ScheduleCheckpoint]) -> None:
-    """Go on after recovery. Only a log that is new, or in many segments, begins with a checkpoint: the time until it
-    can be written to does not depend on what it holds. Raises StorageFailed.
-    """
-    captured = -1 if log.recovered.checkpoint is None else log.recovered.checkpoint.captured
-    is_new = captured < 0
-    count = sum(segment.first >= captured for segment in log.recovered.segments)
-    log.resume()
-    if is_new or count >= CONTINUED_MAX:
-        CapturedCheckpoint.of(log, checkpoint()).write(log, lock=nullcontext())

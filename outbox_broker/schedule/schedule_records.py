@@ -1,6 +1,8 @@
 """Records of the schedule's log: changes of its state, written to the log, then applied by the code that replays it.
 
-A log segment begins with a Checkpoint, the whole state except for the messages in buckets; then come changes, in order.
+A checkpoint is the whole state except for the messages in buckets; then come changes, in order. Messages may arrive in
+another log, of which a checkpoint has the place: then a change says by their arrival numbers which ones it is about,
+and its counts by topic leave them out, since one of them may be lost with the end of that log.
 A record is a MessagePack array whose first element is its tag; new fields go last and have defaults.
 """
 
@@ -20,8 +22,8 @@ FROM_MEMORY: Final = 0
 
 
 class Scheduled(msgspec.Struct, array_like=True, frozen=True, tag="scheduled"):
-    """Messages came. Those in `dead`, of which `dead_topics` has the topic of each, were canceled before they came, and
-    go nowhere.
+    """Messages arrived. Those in `dead`, of which `dead_topics` has the topic of each, were canceled before they did,
+    and go nowhere. A record of the log only if messages arrive in it.
     """
 
     entries: list[Entry]
@@ -30,10 +32,11 @@ class Scheduled(msgspec.Struct, array_like=True, frozen=True, tag="scheduled"):
 
 
 class ScheduleCanceled(msgspec.Struct, array_like=True, frozen=True, tag="canceled"):
-    """Ids were canceled: `stopped` were scheduled (in memory, or at `marks`: run id, index), `early` are to come.
+    """Ids were canceled: `stopped` were scheduled (in memory, as `arrivals`, or at `marks`: run id, index), `early` are
+    to come.
 
-    `stopped_topics`: the topic of each of the stopped; `scope`: patterns of the topics that the cancel is good for
-    (None: all).
+    `stopped_topics`: the topic of each of the stopped; `topics`: how many of the marked ones each has; `scope`:
+    patterns of the topics that the cancel is good for (None: all).
     """
 
     at_ms: int
@@ -43,10 +46,13 @@ class ScheduleCanceled(msgspec.Struct, array_like=True, frozen=True, tag="cancel
     topics: dict[str, int]
     stopped_topics: list[str]
     scope: Scope = None
+    arrivals: list[int] = []
 
 
 class BatchHanded(msgspec.Struct, array_like=True, frozen=True, tag="handed"):
-    """A batch is about to be handed out: from here on it will be delivered, and a cancel is too late."""
+    """A batch is about to be handed out: from here on it will be delivered, and a cancel is too late. `topics`: how
+    many of each are from runs.
+    """
 
     batch: int
     parts: list[Part]
@@ -180,7 +186,9 @@ class Passed(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ScheduleCheckpoint(msgspec.Struct, array_like=True, frozen=True, tag="checkpoint", kw_only=True):
-    """The state when a log segment begins."""
+    """The state at an offset of the log; `arrived_to`: where messages that arrived later begin in their log, if that is
+    another one.
+    """
 
     next_seq: int
     next_run: int
@@ -192,6 +200,7 @@ class ScheduleCheckpoint(msgspec.Struct, array_like=True, frozen=True, tag="chec
     pending: list[Entry]
     cancels: list[Cancel] = []
     fired: list[Passed] = []
+    arrived_to: int = 0
 
 
 LogRecord = (
@@ -210,3 +219,16 @@ LogRecord = (
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(LogRecord).decode
+
+
+def arrivals_before(record: LogRecord) -> int:
+    """Returns a number above those of all arrivals that a record names: it was written after they came."""
+    match record:
+        case BatchHanded():
+            return 1 + max((seq for run_id, seq, _ in record.parts if run_id == FROM_MEMORY), default=-1)
+        case ScheduleCanceled():
+            return 1 + max(record.arrivals, default=-1)
+        case Flushed():
+            return record.before_seq
+        case _:
+            return 0

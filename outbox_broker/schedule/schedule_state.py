@@ -78,6 +78,8 @@ class ScheduleState:
 
     def apply(self, record: schedule_records.LogRecord) -> None:  # noqa: C901 - one arm a record
         """Apply a record."""
+        # Also where what it names was lost with the end of another log: its number is in buckets and batches.
+        self.next_seq = max(self.next_seq, schedule_records.arrivals_before(record))
         match record:
             case schedule_records.Scheduled():
                 self._schedule(record.entries)
@@ -141,8 +143,10 @@ class ScheduleState:
         """The maximum disk space of a flush of what is in memory, in bytes: messages, columns and spares; ids."""
         return 2 * self.pending_bytes + 64 * (len(self.pending) + len(self.passed))
 
-    def checkpoint(self) -> schedule_records.ScheduleCheckpoint:
-        """Returns the state as a record. It contains everything in memory, so it is written when that is little."""
+    def checkpoint(self, *, arrived_to: int) -> schedule_records.ScheduleCheckpoint:
+        """Returns the state as a record; `arrived_to` as there. It contains everything in memory, so it is written when
+        that is little.
+        """
         return schedule_records.ScheduleCheckpoint(
             next_seq=self.next_seq,
             next_run=self.next_run,
@@ -165,6 +169,7 @@ class ScheduleState:
             pending=list(self.pending.values()),
             cancels=self.canceled.stored(),
             fired=list(self.passed.values()),
+            arrived_to=arrived_to,
         )  # fmt: skip
 
     def add_runs(self, added: Iterable[schedule_records.RunsAdded]) -> None:
@@ -191,7 +196,7 @@ class ScheduleState:
         self.topics.update(map(TOPIC, entries))
         self.pending_bytes += sum(map(len, map(PAYLOAD, entries)))
         if entries:
-            self.next_seq = entries[-1].seq + 1
+            self.next_seq = max(self.next_seq, entries[-1].seq + 1)
 
     def _schedule_again(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -202,34 +207,42 @@ class ScheduleState:
 
     def _cancel(self, record: schedule_records.ScheduleCanceled) -> None:
         at_ms, scope = record.at_ms, record.scope
-        stopped = list(zip(record.stopped, record.stopped_topics, strict=True))
+        stopped = zip(record.stopped, record.stopped_topics, strict=True)
         cancels = [Cancel(message_id, at_ms, topic, scope) for message_id, topic in stopped]
         self.canceled.add(
             [*cancels, *(Cancel(message_id, at_ms, None, scope) for message_id in record.early)], at_ms=at_ms
         )
-        for message_id, topic in stopped:  # afterwards, so that readers without the lock find it in one of them
-            known = self.known.get(topic, message_id)
-            if known is not None and known.seq in self.pending:
-                self._forget(self.pending.pop(known.seq))
+        for seq in record.arrivals:  # afterwards, so that readers without the lock find it in one of them
+            entry = self.pending.pop(seq, None)
+            if entry is not None:
+                self._forget(entry)
+                self.topics[entry.topic] -= 1
         for run_id, index in record.marks:
             self.run(run_id)[1].mark_gone(index)
         self.topics.subtract(record.topics)
 
     def _forget(self, entry: Entry) -> None:
-        self.known.pop(entry.topic, entry.id)
+        known = self.known.get(entry.topic, entry.id)
+        if known is not None and known.seq == entry.seq:  # a replay may know of a later one of this id
+            self.known.pop(entry.topic, entry.id)
         self.pending_bytes -= len(entry.payload)
         self.removed += 1
 
     def _hand_out(self, record: schedule_records.BatchHanded) -> None:
         entries: dict[int, Entry] = {}
         for seq in [start for run_id, start, _ in record.parts if run_id == FROM_MEMORY]:
-            entry = entries[seq] = self.pending.pop(seq)
+            entry = self.pending.pop(seq, None)
+            if entry is None:
+                continue  # lost with the end of its log, before anybody was told that it is stored
+            entries[seq] = entry
             passed = self.passed[seq] = Passed(entry.due_ms, seq, entry.id, entry.topic)
             self.known.put(entry.id, passed)
             self.pending_bytes -= len(entry.payload)
+            self.topics[entry.topic] -= 1
         self.removed += len(entries)
         self.topics.subtract(record.topics)
-        self.hand_outs[record.batch] = ScheduleHandOut(record.batch, record.parts, entries)
+        parts = [part for part in record.parts if part[0] != FROM_MEMORY or part[1] in entries]
+        self.hand_outs[record.batch] = ScheduleHandOut(record.batch, parts, entries)
         self.next_batch = max(self.next_batch, record.batch + 1)
         for run_id, _, stop in record.parts:
             if run_id != FROM_MEMORY:

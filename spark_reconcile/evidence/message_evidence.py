@@ -33,9 +33,9 @@ _TIMES: Final = (
     "fell_due_ms", "cancel_noted", "gone_due_ms", "discarded_ms",
 )  # fmt: skip
 
-# A scheduled message is in the log up to twice: a marker while it waits, and itself once it is due. Either suffices: a
-# kill between the schedule's write and the marker's takes the marker, and retention drops it with its segment, but the
-# message itself is on the disk before anybody is given it.
+# A scheduled message is in the log up to twice: as it arrived, and once it is due. Either suffices: retention drops the
+# first with its segment, and a kill may take it, which nobody was told of, after the schedule filed it; but the second
+# is on the disk before anybody is given it.
 # One that is being handed over by a delay cluster is in both for a moment: it is stored once.
 _BROKER: Final = "greatest(sum(plain) + greatest(sum(noted), sum(due)), max(held))"
 HELD_SEQUENCE: Final = -1

@@ -23,7 +23,7 @@ _business_until_ms = Fact("business_until_ms") - Fact("grace_ms")
 _archive_until_ms = Fact("archive_until_ms") - Fact("grace_ms")
 
 _unpublished = _outbox.is_(0) & _archive.is_(0)
-# The marker of a scheduled message is older than the log, or was lost by a kill, and the broker knew the resend.
+# The arrival of a scheduled message is older than the log, or was lost by a kill, and the broker knew the resend.
 _without_note = _broker.is_(0) & (_deliver_at_ms > _sent_ms) & ((_sent_ms < _broker_reach_ms) | (Fact("repeated") >= 1))
 
 _older_than_the_messages = (
@@ -262,7 +262,7 @@ MESSAGE_RULES: Final[tuple[VerdictRule, ...]] = (
         meaning="Sent after the broker's log was read.",
     ),
     VerdictRule(
-        # Lost at once where the broker answered `stored`, which it does with the marker on the disk. `duplicate` says
+        # Lost at once where the broker answered `stored`, which it does with the message on the disk. `duplicate` says
         # only that it knew the id.
         name="schedule_not_in_log",
         state=State.PENDING,

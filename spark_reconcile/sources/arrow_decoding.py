@@ -28,7 +28,6 @@ _WIDEST_BYTES: Final = 8
 """Bytes that are read after a tag: batches need as many bytes after their last record."""
 FIELDS: Final = len(Record.__struct_fields__)
 HEADERS_MAX: Final = 64
-SHA256_BYTES: Final = 32
 _NIL: Final = 0xC0
 _ARRAY: Final = 0x90
 _MAP: Final = 0x80
@@ -68,10 +67,9 @@ def message_columns(data: bytes, found: Payloads, names: Sequence[str]) -> pa.Re
     body = fields.byte_strings(_BINARY, 0)
     created_ms, deliver_at_ms = fields.integers(), fields.integers()
     kinds = marks >> KIND_SHIFT
-    is_marker = kinds == FrameKind.SCHEDULED
     if any(texts[name][2].any() for name in ("id", "topic")) or created_ms[1].any():
         raise UnusualEncoding
-    if not fields.end_at(ends - start) or (body[1][is_marker] != SHA256_BYTES).any():
+    if not fields.end_at(ends - start):
         raise UnusualEncoding
     stored_ms = np.repeat(np.array(found.times_ms, np.int64), found.counts)
     numbers = {
@@ -89,7 +87,7 @@ def message_columns(data: bytes, found: Payloads, names: Sequence[str]) -> pa.Re
             value, none = numbers[name]
             arrays.append(pa.array(value, mask=none))
         elif name == "body_sha256":
-            arrays.append(_hashes(data, *body[:2], is_marker))
+            arrays.append(_hashes(data, *body[:2]))
         elif name == "headers":
             arrays.append(_pieces(data, *headers))
         else:
@@ -199,16 +197,11 @@ def _pieces(data: bytes, begin: Positions, length: Positions) -> pa.Array:
     return pa.array([data[start:end] for start, end in zip(begin.tolist(), ends, strict=True)], pa.binary())
 
 
-def _hashes(data: bytes, begin: Positions, length: Positions, is_marker: Mask) -> pa.Array:
-    """Returns the SHA-256 of each body, in hex; the body of a schedule marker is a hash already."""
+def _hashes(data: bytes, begin: Positions, length: Positions) -> pa.Array:
+    """Returns the SHA-256 of each body, in hex."""
     sha256 = hashlib.sha256
     ends = (begin + length).tolist()
-    digests = b"".join(
-        [
-            data[start:end] if is_digest else sha256(data[start:end]).digest()
-            for start, end, is_digest in zip(begin.tolist(), ends, is_marker.tolist(), strict=True)
-        ]
-    )
+    digests = b"".join([sha256(data[start:end]).digest() for start, end in zip(begin.tolist(), ends, strict=True)])
     halves = np.frombuffer(digests, np.uint8)
     text = np.empty(2 * len(halves), np.uint8)
     text[0::2], text[1::2] = _HEX[halves >> 4], _HEX[halves & 15]

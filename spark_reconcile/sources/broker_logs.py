@@ -214,7 +214,7 @@ MESSAGE_SCHEMA: Final = (
     "stored_ms bigint, deliver_at_ms bigint, damage string"
 )
 HEADER_SCHEMA: Final = MESSAGE_SCHEMA.replace("damage", "headers binary, damage")
-"""A stored message with its headers, a map in MessagePack; the marker of a scheduled message has none."""
+"""A stored message with its headers, a map in MessagePack."""
 ACTION_SCHEMA: Final = (
     "kind string, topic string, consumer_group string, id string, sequence bigint, position bigint, at_ms bigint, "
     "visible_at_ms bigint, attempt bigint, reason string, damage string"
@@ -352,14 +352,13 @@ def header_rows(frame: LoggedFrame) -> Iterator[Row]:
 
 
 def _message(frame: LoggedFrame, record: Record) -> Row:
-    # A scheduled message's marker, which may be dropped by now, has the time it was stored; the copy, when it fell due.
-    # What a delay cluster exports was stored at a time that its shards do not keep, and a block's time is lost with its
-    # head: it was stored soon after it was created.
+    # A scheduled message says when it was stored where it arrived, which may be dropped by now; its copy, when it fell
+    # due. A delay cluster's shards do not keep when a message was stored, and a block's time is lost with its head: it
+    # was stored soon after it was created.
     stored_ms = None if frame.kind == FrameKind.DISPATCHED else frame.stored_ms or record.created_at_ms
     sequence = frame.number if frame.kind in NUMBERED_KINDS else None
     deliver_at_ms = asked_due_ms(record.headers) if record.deliver_at_ms is None else record.deliver_at_ms
-    is_marker = frame.kind == FrameKind.SCHEDULED
-    body_sha256 = record.body.hex() if is_marker else hashlib.sha256(record.body).hexdigest()
+    body_sha256 = hashlib.sha256(record.body).hexdigest()
     return (
         record.id, record.topic, record.key, sequence, body_sha256, record.created_at_ms, stored_ms, deliver_at_ms,
     )  # fmt: skip

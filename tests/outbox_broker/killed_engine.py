@@ -395,6 +395,35 @@ def rolling_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> No
     engine.close()
 
 
+def arriving_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
+    """Messages for later arrive among others in segments that roll, and that retention drops while some still wait."""
+    clock = ManualClock(START_MS)
+    options = EngineOptions(
+        segment_bytes=4096, checkpoint_bytes=4096, reserve_bytes=RESERVE_BYTES, retention_ms=DAY_MS,
+        retention_check_ms=10**15, schedule_memory_messages_max=5,
+    )  # fmt: skip
+    engine = Engine.open(folder, clock=clock, options=options, storage=storage)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    client = Client(engine, tell)
+    for number in range(3):
+        client.publish(f"far{number}", f"gone{number}", deliver_at_ms=START_MS + 20 * DAY_MS + number)
+        client.publish(f"due{number}", f"late{number}", deliver_at_ms=clock.now_ms() + 1_000)
+        client.publish(*(f"a{number}-{part}" for part in range(8)))
+        client.ack(client.pull(8))
+        client.cancel(f"gone{number}", f"late{number}", f"unborn{number}")
+        client.publish(f"unborn{number}", f"soon{number}", deliver_at_ms=clock.now_ms() + 2_000)
+        clock.advance(DAY_MS)
+        tell(now_ms=clock.now_ms())
+        client.ack(client.pull(4))
+        client.publish(*(f"b{number}-{part}" for part in range(14)))
+        client.ack(client.pull(14))
+        clock.advance(DAY_MS)
+        tell(now_ms=clock.now_ms())
+        if engine.retention.drop_outdated():
+            tell(answered="drop", ids=[str(number)])
+    engine.close()
+
+
 def scheduling_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
     """A schedule that is flushed again and again, goes down its levels, fires, and is canceled on the way."""
     clock = ManualClock(START_MS)

@@ -26,6 +26,7 @@ from tests.outbox_broker.killed_engine import (
     RESERVE_BYTES,
     START_MS,
     TOPIC,
+    arriving_run,
     cleaning_run,
     copy_at_each_call,
     dead_letter_run,
@@ -138,7 +139,7 @@ def killed_at_each_call(folder: Path, way: str, run: type_of_run, *, knows_all: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["before", "half", "power", "power-schedule"])
+@pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-schedule"])
 def test_whatever_call_is_the_last_while_a_schedule_moves_each_message_comes_once_unless_canceled(
     tmp_path: Path, way: str
 ) -> None:
@@ -146,6 +147,18 @@ def test_whatever_call_is_the_last_while_a_schedule_moves_each_message_comes_onc
 
     assert len(told) > 100
     assert {"publish", "ack", "cancel", "pull"} <= {what for what, ids in told[max(told)].answered.items() if ids}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["before", "half", "power", "power-messages", "power-schedule"])
+def test_whatever_call_is_the_last_what_waits_outlives_the_segments_in_which_it_arrived(
+    tmp_path: Path, way: str
+) -> None:
+    told = killed_at_each_call(tmp_path, way, arriving_run, knows_all=False)
+
+    whole = told[max(told)]
+    assert len(told) > 100
+    assert {"publish", "ack", "cancel", "pull", "drop"} <= {what for what, ids in whole.answered.items() if ids}
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def publish_unsynced(
         asked.append(pool.submit(engine.publisher.publish, [message(f"unsynced{number}")]))
         later = [message(f"unsynced-later{number}", deliver_at_ms=START_MS + HOUR_MS)]
         asked.append(pool.submit(engine.publisher.publish, later))
-    storage.wait_for_writes(1 + 4 + 2 * 4)
+    storage.wait_for_writes(1 + 4 + 4)
     return asked
 
 

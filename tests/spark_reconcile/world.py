@@ -182,7 +182,7 @@ class World:
         )  # fmt: skip
         if scheduled:
             self._scheduled[message] = record
-            record = replace(record, body=hashlib.sha256(record.body).digest(), kind=FrameKind.SCHEDULED)
+            record = replace(record, kind=FrameKind.SCHEDULED)
         self.stored.append(record)
         return -1 if record.sequence is None else record.sequence
 

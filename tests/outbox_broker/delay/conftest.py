@@ -164,7 +164,7 @@ def rewrite(opened: Opened, state: ScheduleState) -> None:
     log = Journal(segments, name=LOG, kind=SegmentKind.MESSAGES)
     assert list(records_of(log.recovered))
     log.resume()
-    CapturedCheckpoint.of(log, state.checkpoint()).write(log, lock=nullcontext())
+    CapturedCheckpoint.of(log, state.checkpoint(arrived_to=log.end)).write(log, lock=nullcontext())
     segments.close()
 
 
