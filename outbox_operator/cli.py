@@ -59,7 +59,11 @@ def run(
 
 @app.command()
 def manifests(
-    namespace: Annotated[str, typer.Option(help="Where the operator runs.")] = "outbox-system",
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option("--namespace", help="Rights to the resources of this one alone. May be repeated (all)."),
+    ] = None,
+    lease_namespace: Annotated[str, typer.Option(help="Where the operator and its lease are.")] = "outbox-system",
     image: Annotated[str | None, typer.Option(help="Print a Deployment of the operator, too, with this image.")] = None,
 ) -> None:
     """Print what a cluster needs before it knows OutboxBrokers.
@@ -70,8 +74,9 @@ def manifests(
 
       outbox operator manifests | kubectl apply --server-side -f -
 
-      outbox operator manifests --image registry.example/outbox-mq:0.1.0 > operator.yaml
+      outbox operator manifests --image registry.example/outbox-mq:0.1.0 --namespace shop > operator.yaml
     """
     from outbox_operator.manifests import manifests_text
 
-    typer.echo(manifests_text(namespace=namespace, image=image), nl=False)
+    text = manifests_text(lease_namespace=lease_namespace, namespaces=namespace or (), image=image)
+    typer.echo(text, nl=False)

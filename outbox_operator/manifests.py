@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -13,19 +14,20 @@ _ROLE_GROUP = "rbac.authorization.k8s.io"
 _PORT = 9100
 
 
-def manifests_text(*, namespace: str, image: str | None) -> str:
-    """Returns the objects as YAML; the same ones each time."""
+def manifests_text(*, lease_namespace: str, namespaces: Sequence[str] = (), image: str | None = None) -> str:
+    """Returns the objects as YAML; the same ones each time.
+
+    `lease_namespace`: where the operator runs, too. `namespaces`: those whose resources it looks after; all where none
+    is named, for which it needs rights in the whole cluster.
+    """
     objects = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": lease_namespace}},
         definition(),
-        _named("v1", "ServiceAccount", namespace=namespace),
-        _named(_RBAC, "ClusterRole") | {"rules": _rules()},
-        _binding("ClusterRole", namespace=namespace),
-        _named(_RBAC, "Role", namespace=namespace) | {"rules": _lease_rules()},
-        _binding("Role", namespace=namespace),
+        _named("v1", "ServiceAccount", namespace=lease_namespace),
+        *_rights(lease_namespace, namespaces),
     ]
     if image is not None:
-        objects.append(_deployment(namespace, image))
+        objects.append(_deployment(lease_namespace, namespaces, image))
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True)
 
 
@@ -42,6 +44,20 @@ def _named(api_version: str, kind: str, *, namespace: str | None = None) -> dict
     place = {} if namespace is None else {"namespace": namespace}
     metadata = {"name": MANAGER, **place, "labels": {"app.kubernetes.io/name": MANAGER}}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+
+def _rights(lease_namespace: str, namespaces: Sequence[str]) -> list[dict[str, Any]]:
+    """The operator's rights, each with what binds it to the account."""
+    # A namespace has one Role of this name: where the lease is in one that is looked after, it holds both.
+    rules_by_namespace = {namespace: _rules() for namespace in namespaces}
+    rules_by_namespace[lease_namespace] = rules_by_namespace.get(lease_namespace, []) + _lease_rules()
+    rights: list[dict[str, Any]] = []
+    if not namespaces:
+        rights += [_named(_RBAC, "ClusterRole") | {"rules": _rules()}, _binding("ClusterRole", account=lease_namespace)]
+    for namespace, rules in rules_by_namespace.items():
+        rights.append(_named(_RBAC, "Role", namespace=namespace) | {"rules": rules})
+        rights.append(_binding("Role", account=lease_namespace, namespace=namespace))
+    return rights
 
 
 def _rules() -> list[dict[str, Any]]:
@@ -61,27 +77,32 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def _lease_rules() -> list[dict[str, Any]]:
-    return [_rule("coordination.k8s.io", ["leases"], "get", "create", "patch")]
+    """Rights to the one lease. That which creates cannot name it: an object has no name before it is there."""
+    group, resources = "coordination.k8s.io", ["leases"]
+    return [_rule(group, resources, "create"), _rule(group, resources, "get", "patch") | {"resourceNames": [MANAGER]}]
 
 
 def _rule(group: str, resources: list[str], *verbs: str) -> dict[str, Any]:
     return {"apiGroups": [group], "resources": resources, "verbs": list(verbs)}
 
 
-def _binding(kind: str, *, namespace: str) -> dict[str, Any]:
-    binding = _named(_RBAC, f"{kind}Binding", namespace=namespace if kind == "Role" else None)
-    subject = {"kind": "ServiceAccount", "name": MANAGER, "namespace": namespace}
+def _binding(kind: str, *, account: str, namespace: str | None = None) -> dict[str, Any]:
+    binding = _named(_RBAC, f"{kind}Binding", namespace=namespace)
+    subject = {"kind": "ServiceAccount", "name": MANAGER, "namespace": account}
     return binding | {"roleRef": {"apiGroup": _ROLE_GROUP, "kind": kind, "name": MANAGER}, "subjects": [subject]}
 
 
-def _deployment(namespace: str, image: str) -> dict[str, Any]:
+def _deployment(lease_namespace: str, namespaces: Sequence[str], image: str) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": MANAGER}
     probe = {"periodSeconds": 10, "timeoutSeconds": 3}
     container = {
         "name": "operator",
         "image": image,
         "command": ["outbox"],
-        "args": ["operator", "run", "--host=0.0.0.0", f"--port={_PORT}", f"--lease-namespace={namespace}"],
+        "args": [
+            "operator", "run", "--host=0.0.0.0", f"--port={_PORT}", f"--lease-namespace={lease_namespace}",
+            *(f"--namespace={namespace}" for namespace in namespaces),
+        ],
         "ports": [{"name": "status", "containerPort": _PORT}],
         "livenessProbe": {"httpGet": {"path": "/livez", "port": "status"}} | probe,
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "status"}} | probe,
@@ -103,4 +124,4 @@ def _deployment(namespace: str, image: str) -> dict[str, Any]:
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
-    return _named("apps/v1", "Deployment", namespace=namespace) | {"spec": spec}
+    return _named("apps/v1", "Deployment", namespace=lease_namespace) | {"spec": spec}

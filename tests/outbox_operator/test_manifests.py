@@ -12,6 +12,7 @@ from outbox_broker.config.broker_config import BrokerConfig
 from outbox_core.runtime.command import main
 from outbox_operator.broker import BrokerSpec
 from outbox_operator.broker_objects import Names, objects_of
+from outbox_operator.manifests import manifests_text
 from outbox_operator.resource import OWN_SETTINGS
 from tests.deploy.manifests import KUBERNETES, documents
 
@@ -54,6 +55,31 @@ def test_the_operator_may_read_secrets_one_by_one_and_may_not_list_them() -> Non
 
     assert secrets["verbs"] == ["get"]
     assert [rule for rule in role["rules"] if "*" in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]] == []
+
+
+def test_where_namespaces_are_named_the_operator_has_rights_in_these_alone_and_looks_after_these_alone() -> None:
+    text = manifests_text(lease_namespace="outbox-system", namespaces=["shop", "bank"], image="outbox-mq:0.1.0")
+    objects = list(yaml.safe_load_all(text))
+    everywhere = [one for one in documents(GOLDEN) if one["kind"] == "ClusterRole"]
+
+    roles = {one["metadata"]["namespace"]: one["rules"] for one in objects if one["kind"] == "Role"}
+    bound = {one["metadata"]["namespace"]: one["subjects"] for one in objects if one["kind"] == "RoleBinding"}
+    [container] = objects[-1]["spec"]["template"]["spec"]["containers"]
+
+    assert [one for one in objects if one["kind"].startswith("ClusterRole")] == []
+    assert roles["shop"] == roles["bank"] == everywhere[0]["rules"]
+    assert list(roles) == list(bound) == ["shop", "bank", "outbox-system"]
+    assert {subjects[0]["namespace"] for subjects in bound.values()} == {"outbox-system"}
+    assert container["args"][-2:] == ["--namespace=shop", "--namespace=bank"]
+
+
+def test_a_namespace_that_has_the_lease_and_brokers_has_one_role_for_both() -> None:
+    objects = list(yaml.safe_load_all(manifests_text(lease_namespace="shop", namespaces=["shop"])))
+
+    [role] = [one for one in objects if one["kind"] == "Role"]
+
+    resources = {name for rule in role["rules"] for name in rule["resources"]}
+    assert {"leases", "outboxbrokers", "statefulsets"} <= resources
 
 
 def test_a_broker_has_its_objects_and_its_resource_owns_each() -> None:

@@ -28,18 +28,21 @@ from tests.fixtures.local_server import guarded, servers_folder
 
 DEADLINE_S = 180.0
 SYSTEM = "outbox-system"
+"""Of the operators that have rights in the test's namespace alone."""
+EVERYWHERE = "outbox-everywhere"
+"""Of those that have them in all."""
 IMAGE = "outbox-mq:0.1.0"
 MODULE = Path(__file__).with_name("controlplane")
-_PATHS = {
-    "Namespace": "/api/v1/namespaces",
-    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-    "ServiceAccount": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",
-    "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/roles",
-    "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings",
-    "StorageClass": "/apis/storage.k8s.io/v1/storageclasses",
-    "Deployment": f"/apis/apps/v1/namespaces/{SYSTEM}/deployments",
+_PLURALS = {
+    "Namespace": "/api/v1|namespaces",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1|customresourcedefinitions",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1|clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1|clusterrolebindings",
+    "ServiceAccount": "/api/v1|serviceaccounts",
+    "Role": "/apis/rbac.authorization.k8s.io/v1|roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1|rolebindings",
+    "StorageClass": "/apis/storage.k8s.io/v1|storageclasses",
+    "Deployment": "/apis/apps/v1|deployments",
 }
 Seen = TypeVar("Seen")
 
@@ -82,9 +85,10 @@ class Cluster:
         assert self._server.poll() is None, (self.folder / "controlplane.log").read_text()[-4_000:]
         self.api, self.requests = KubernetesApi.connected(self.kubeconfig), ApiRequests(self.kubeconfig)
 
-    def apply_manifests(self) -> None:
+    def apply_manifests(self, lease_namespace: str, *namespaces: str) -> None:
         """Apply what `outbox operator manifests` prints, every field checked by the server."""
-        for wanted in yaml.safe_load_all(manifests_text(namespace=SYSTEM, image=IMAGE)):
+        text = manifests_text(lease_namespace=lease_namespace, namespaces=namespaces, image=IMAGE)
+        for wanted in yaml.safe_load_all(text):
             if wanted["kind"] == "Deployment":
                 wanted["spec"]["replicas"] = 0  # the tests start operators themselves, and kill them
             self.apply(wanted)
@@ -101,7 +105,9 @@ class Cluster:
 
     def apply(self, wanted: dict[str, Any]) -> None:
         """Have an object be so."""
-        self.requests.ask("PATCH", f"{_PATHS[wanted['kind']]}/{wanted['metadata']['name']}", wanted, kind=APPLY)
+        (group, _, plural), metadata = _PLURALS[wanted["kind"]].partition("|"), wanted["metadata"]
+        folder = f"{group}/namespaces/{metadata['namespace']}" if "namespace" in metadata else group
+        self.requests.ask("PATCH", f"{folder}/{plural}/{metadata['name']}", wanted, kind=APPLY)
 
     def _knows_the_resource(self) -> bool:
         try:
@@ -110,8 +116,9 @@ class Cluster:
             return False
 
     def make_namespace(self, name: str) -> None:
-        """A namespace with the Secret of a broker."""
+        """A namespace with the Secret of a broker, and the rights of the operators of SYSTEM."""
         self.requests.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        self.apply_manifests(SYSTEM, name)
         digest = hashlib.sha256(self.token.encode()).hexdigest()
         tokens = (
             f'[[tokens]]\nname = "all"\nsha256 = "{digest}"\n'
@@ -125,9 +132,9 @@ class Cluster:
         secret = {"metadata": {"name": name}, "stringData": data}
         self.requests.ask("POST", f"/api/v1/namespaces/{namespace}/secrets", secret)
 
-    def kubeconfig_of_operator(self, folder: Path) -> Path:
+    def kubeconfig_of_operator(self, folder: Path, *, lease_namespace: str = SYSTEM) -> Path:
         """A kubeconfig with a token of the operator's ServiceAccount."""
-        path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{MANAGER}/token"
+        path = f"/api/v1/namespaces/{lease_namespace}/serviceaccounts/{MANAGER}/token"
         answer = self.requests.ask("POST", path, {"spec": {"expirationSeconds": 3600}})
         mine = yaml.safe_load(self.kubeconfig.read_text())
         mine["users"] = [{"name": "administrator", "user": {"token": answer["status"]["token"]}}]
@@ -246,20 +253,20 @@ class KeptBroker:
 
 
 class StartOperator(Protocol):
-    """Starts an operator, and waits until it leads, or does not wait."""
+    """Starts an operator of the test's namespace, or of all, and waits until it leads, or does not wait."""
 
-    def __call__(self, *, leads: bool = True) -> Operator: ...
+    def __call__(self, *, leads: bool = True, everywhere: bool = False) -> Operator: ...
 
 
 class Operator:
     """`outbox operator run`, to be killed and started again."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, *, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, *namespaces: str, lease_namespace: str, log: Path) -> None:
         self._log = log
         command = [
             sys.executable, "-m", "outbox", "operator", "run", "--kubeconfig", str(kubeconfig),
-            "--namespace", namespace, "--lease-namespace", SYSTEM, "--interval", "500ms", "--busy-interval", "100ms",
-            "--log-format", "json", "--port", "0",
+            "--lease-namespace", lease_namespace, "--interval", "500ms", "--busy-interval", "100ms",
+            "--log-format", "json", "--port", "0", *(f"--namespace={namespace}" for namespace in namespaces),
         ]  # fmt: skip
         with log.open("wb") as stream:
             self._process = subprocess.Popen(guarded(command), stdout=stream, stderr=stream)

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.kubernetes.cluster import Cluster, Operator, StartOperator, controlplane_binary
+from tests.engines.kubernetes.cluster import (
+    EVERYWHERE,
+    SYSTEM,
+    Cluster,
+    Operator,
+    StartOperator,
+    controlplane_binary,
+)
 from tests.fixtures.local_server import guarded
 
 
@@ -35,7 +42,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             sys.executable, "-m", "tests.engines.kubernetes.process_kubelet", str(made.kubeconfig),
             str(folder / "pods"),
         ])  # fmt: skip
-        made.apply_manifests()
+        made.apply_manifests(EVERYWHERE)
         yield made
 
 
@@ -49,12 +56,15 @@ def namespace(cluster: Cluster) -> str:
 
 @pytest.fixture
 def start_operator(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[StartOperator]:
-    """Starts `outbox operator run` for the test's namespace, with the rights of its ServiceAccount and no others."""
+    """Starts `outbox operator run`, with the rights of its ServiceAccount and no others."""
     with ExitStack() as stack:
 
-        def start(*, leads: bool = True) -> Operator:
+        def start(*, leads: bool = True, everywhere: bool = False) -> Operator:
             log = tmp_path / f"operator-{uuid.uuid4().hex[:8]}.log"
-            operator = Operator(cluster.kubeconfig_of_operator(tmp_path), namespace, log=log)
+            lease_namespace = EVERYWHERE if everywhere else SYSTEM
+            kubeconfig = cluster.kubeconfig_of_operator(tmp_path, lease_namespace=lease_namespace)
+            namespaces = [] if everywhere else [namespace]
+            operator = Operator(kubeconfig, *namespaces, lease_namespace=lease_namespace, log=log)
             stack.callback(operator.end_if_it_runs)
             if leads:
                 operator.wait_until_leading()

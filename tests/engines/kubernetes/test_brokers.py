@@ -9,6 +9,7 @@ import pytest
 
 from outbox_core import Broker, Message
 from outbox_operator.kubernetes_api import KubernetesApi, KubernetesRefused
+from outbox_operator.resource import API_VERSION, KIND, MANAGER
 from tests.engines.kubernetes.api_requests import APPLY, Refused
 from tests.engines.kubernetes.cluster import SYSTEM, Cluster, KeptBroker, StartOperator, eventually
 
@@ -250,9 +251,33 @@ def test_the_operators_account_may_not_list_secrets_nor_touch_what_is_not_its_ow
     for kind in ("Secret", "Pod"):
         with pytest.raises(KubernetesRefused, match="forbidden"):
             api.items("v1", kind, namespace, {})
-    with pytest.raises(KubernetesRefused, match="forbidden"):
-        api.get("coordination.k8s.io/v1", "Lease", namespace, "x")
-    assert api.get("coordination.k8s.io/v1", "Lease", SYSTEM, "x") is None
+    for where, name in ((namespace, MANAGER), (SYSTEM, "another")):
+        with pytest.raises(KubernetesRefused, match="forbidden"):
+            api.get("coordination.k8s.io/v1", "Lease", where, name)
+    api.get("coordination.k8s.io/v1", "Lease", SYSTEM, MANAGER)
+
+
+def test_an_operator_of_named_namespaces_may_do_nothing_in_another_one(
+    cluster: Cluster, namespace: str, tmp_path: Any
+) -> None:
+    api = KubernetesApi.connected(cluster.kubeconfig_of_operator(tmp_path))
+
+    assert api.get(API_VERSION, KIND, namespace, "orders") is None
+    for api_version, kind in ((API_VERSION, KIND), ("v1", "Secret"), ("apps/v1", "StatefulSet")):
+        with pytest.raises(KubernetesRefused, match="forbidden"):
+            api.get(api_version, kind, "default", "orders")
+
+
+def test_an_operator_that_no_namespace_is_named_to_keeps_the_brokers_of_all(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    start_operator(everywhere=True)
+    broker = cluster.create(namespace, "orders", deletionPolicy="Discard")
+
+    broker.wait_until_ready()
+    broker.delete()
+
+    broker.wait_until_gone()
 
 
 AUTH = {"insecureNoAuth": True}
