@@ -14,6 +14,7 @@ import base64
 import itertools
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -204,6 +205,8 @@ class Kubelet:
         self.api = api
         self.folder = folder
         self.programs = {"outbox": [sys.executable, "-m", "outbox"]}
+        # Two runs on one machine must not meet: the pods of one would answer the probes and clients of the other.
+        self._network = f"127.{secrets.randbelow(250) + 2}"
         self._addresses = itertools.count(1)
         self._events: queue.SimpleQueue[tuple[str, Object]] = queue.SimpleQueue()
         self._pods: dict[str, Pod] = {}
@@ -222,7 +225,7 @@ class Kubelet:
     def next_address(self) -> str:
         """An address that no pod had before."""
         number = next(self._addresses)
-        return f"127.1.{number // 250}.{number % 250 + 1}"
+        return f"{self._network}.{number // 250}.{number % 250 + 1}"
 
     def ask(self, method: str, path: str, body: Object, **how: str) -> None:
         """Send a request about something that may be gone, or be another one of its name."""
