@@ -46,7 +46,7 @@ class DeliveryRun:
     generation: int
     again: bool = False
     expired: bool = False
-    """Whether the delivery before this one ended by its invisible time."""
+    """Whether the invisible time of a delivery ran out, and no consumer has tried these messages since."""
 
     @property
     def end(self) -> int:
@@ -151,7 +151,7 @@ class Group:
                     if run.is_suspected is not are_suspected:
                         break
                     if are_suspected:
-                        count_left = min(count_left, run.together // 2 - taken)
+                        count_left = min(count_left, run.suspects_by_now // 2 - taken)
                         if count_left <= 0:
                             break
                 used = run.attempts_by_now
@@ -217,7 +217,7 @@ class Group:
                 deliveries.append(
                     DeliveryRun(
                         sequence, stop - sequence, max(run.delivery, least) + 1, run.attempts_by_now + 1,
-                        run.generation, again=run.delivery > 0, expired=run.in_flight,
+                        run.generation, again=run.delivery > 0, expired=run.suspects_by_now > 0,
                     )
                 )  # fmt: skip
                 sequence = stop
@@ -243,7 +243,7 @@ class Group:
                         if run.in_flight and run.expiry_counts
                         else run.history
                     ),
-                    together=together, expiry_counts=expiry_counts,
+                    together=together, expiry_counts=expiry_counts, suspects=run.suspects_by_now,
                 )
             )  # fmt: skip
 
@@ -381,10 +381,12 @@ class Group:
         last = self.reasons.number_of(failure)
         for run in self._take_with_fresh(decision.first, decision.first + decision.count):
             counts = decision.attempts_used > run.attempts_used
+            # Given back untried, they are suspected as before: else their next consumer's death would not count either.
+            suspects = 0 if counts else run.suspects
             self.unsettled.add(
                 replace(
                     run, in_flight=False, redriven=False, attempts_used=decision.attempts_used, reason=reason_number,
-                    visible_at_ms=decision.visible_at_ms,
+                    visible_at_ms=decision.visible_at_ms, suspects=run.suspects_by_now if expired else suspects,
                     history=failed(run.history, last) if counts else run.history,
                 )
             )  # fmt: skip

@@ -42,6 +42,9 @@ class InFlightRun:
     expiry_counts: bool = True
     """Whether an invisible time that runs out is an attempt of these messages: they were delivered alone, or their
     consumer said that it begins them. Else the consumer may have died of another message."""
+    suspects: int = 0
+    """How many messages the last delivery whose invisible time ran out consisted of, since one of them may have ended
+    its consumer; 1 where the expiry was an attempt of these alone. 0: none ran out, or a consumer tried these since."""
     redriven: bool = False
     """Whether these messages were redriven, and not delivered or put off since: they wait for the redrive's pace."""
 
@@ -56,9 +59,16 @@ class InFlightRun:
         return self.attempts_used + (1 if self.in_flight and self.expiry_counts else 0)
 
     @property
+    def suspects_by_now(self) -> int:
+        """Returns `suspects`, where the invisible time of those in flight has run out."""
+        if not self.in_flight:
+            return self.suspects
+        return 1 if self.expiry_counts else self.together
+
+    @property
     def is_suspected(self) -> bool:
         """Returns whether one of several messages delivered together may have ended their consumer."""
-        return self.in_flight and not self.expiry_counts and self.together > 1
+        return self.suspects_by_now > 1
 
 
 @dataclass(slots=True)

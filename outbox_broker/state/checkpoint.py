@@ -41,6 +41,7 @@ class _InFlightRun(msgspec.Struct, array_like=True, frozen=True):
     together: int = 1
     expiry_counts: bool = True
     redriven: bool = False
+    suspects: int = 0
 
 
 class _Group(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -160,7 +161,7 @@ def _encode_in_flight(unsettled: UnsettledRuns) -> msgspec.Raw:
     runs = [
         _encode(
             _InFlightRun(run.first, run.count, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,
-                  run.in_flight, run.reason, run.history, run.together, run.expiry_counts, run.redriven)
+                  run.in_flight, run.reason, run.history, run.together, run.expiry_counts, run.redriven, run.suspects)
         )
         for run in unsettled
     ]  # fmt: skip
@@ -175,7 +176,8 @@ def _restore_group(group: Group, group_state: _Group) -> None:
         end = run.first + run.count
         group.unsettled.add(
             InFlightRun(run.first, end, run.visible_at_ms, run.delivery, run.attempts_used, run.generation,
-                 run.in_flight, run.reason, run.history, run.together, run.expiry_counts, run.redriven)
+                 run.in_flight, run.reason, run.history, run.together, run.expiry_counts, suspects=run.suspects,
+                 redriven=run.redriven)
         )  # fmt: skip
     if group_state.dead is not None:
         group.dead.restore(group_state.dead)

@@ -116,8 +116,8 @@ class _HoldsMessage:
 class Delivery(_HoldsMessage, msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A delivery of a message to one consumer of a group; settle it with `receipt` before the invisible time ends.
 
-    `attempt` counts from 1. `expired`: the invisible time of its last delivery ran out. It may have ended its consumer:
-    a consumer that pulls with `begins` reports such a message as begun before it handles it.
+    `attempt` counts from 1. `expired`: the invisible time of a delivery ran out, and no consumer has tried it since. It
+    may have ended its consumer: one that pulls with `begins` reports such a message as begun before it handles it.
     """
 
     receipt: str

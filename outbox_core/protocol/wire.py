@@ -129,7 +129,8 @@ class JsonRecord(_Answer, frozen=True, kw_only=True):
 
 
 class JsonDelivery(JsonRecord, frozen=True, kw_only=True, omit_defaults=True):
-    """One delivery; settle it with `receipt`. `expired`: the invisible time of its last delivery ran out.
+    """One delivery; settle it with `receipt`. `expired`: the invisible time of a delivery ran out, and no consumer has
+    tried it since.
 
     In MessagePack it is a message.Delivery.
     """

@@ -127,6 +127,25 @@ def nothing(folder: Path) -> None:
     """Leave everything as it is."""
 
 
+@pytest.mark.parametrize("restores", ["actions", "checkpoint"])
+def test_a_message_given_back_untried_is_still_suspected_after_a_restart(
+    open_engine: type_of_open, clock: ManualClock, restores: str
+) -> None:
+    engine = open_engine()
+    publish(engine, "a")
+    engine.puller.pull(TOPIC, GROUP, invisible_ms=1_000)
+    clock.advance(1_000)
+    [suspected] = engine.puller.pull(TOPIC, GROUP, invisible_ms=1_000, begins=True)
+    engine.settler.nack([suspected.receipt], counts=False)
+    if restores == "checkpoint":
+        engine.writer.write_checkpoint()
+    engine.close()
+
+    [again] = open_engine().puller.pull(TOPIC, GROUP, begins=True)
+
+    assert (again.id, again.expired, again.attempt) == ("a", True, 2)
+
+
 @pytest.mark.parametrize("harm", [nothing, lose_footers, damage_directories, damage_ids, damage_all_checkpoints])
 def test_what_saves_time_may_be_lost_stale_or_damaged_and_nothing_changes(
     open_engine: type_of_open, folder: Path, clock: ManualClock, harm: Callable[[Path], None]

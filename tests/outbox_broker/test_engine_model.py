@@ -60,6 +60,9 @@ class Entry:
     """Of a redriven one: the attempts with which it was dead."""
     together: int = 1
     counts: bool = True
+    suspects: int = 0
+    """How many were handed out together when its invisible time last ran out, 1 where that was an attempt of it alone;
+    0: it did not, or it was tried since."""
 
     @property
     def used_by_now(self) -> int:
@@ -67,9 +70,16 @@ class Entry:
         return self.used + (self.in_flight and self.counts)
 
     @property
+    def suspects_by_now(self) -> int:
+        """The same, where the invisible time has run out."""
+        if not self.in_flight:
+            return self.suspects
+        return 1 if self.counts else self.together
+
+    @property
     def is_suspected(self) -> bool:
         """Whether one of several that were handed out together may have ended their consumer."""
-        return self.in_flight and not self.counts and self.together > 1
+        return self.suspects_by_now > 1
 
 
 @dataclass
@@ -141,7 +151,7 @@ class Model:
             if isolates and (entry.is_suspected != are_suspected or (are_suspected and len(again) >= count_max)):
                 break
             if isolates and are_suspected:
-                count_max = min(count_max, entry.together // 2)
+                count_max = min(count_max, entry.suspects_by_now // 2)
                 if len(again) >= count_max:
                     break
             again.append(sequence)
@@ -157,7 +167,7 @@ class Model:
         out = []
         for sequence in found:
             entry = self.unsettled.setdefault(sequence, Entry(0, life=self.life))
-            entry.used = entry.used_by_now
+            entry.used, entry.suspects = entry.used_by_now, entry.suspects_by_now
             entry.deliveries, entry.in_flight, entry.visible_ms = entry.deliveries + 1, True, now_ms + invisible_ms
             entry.together, entry.counts = len(found), len(found) == 1 and not begins
             out.append((self.name(sequence), entry.used + 1, (sequence, entry.deliveries, entry.life)))
@@ -228,6 +238,7 @@ class Model:
         if delay_ms is None:
             delay_ms = BACKOFF_MS * 2 ** (used - 1) if counts else 0
         entry.used, entry.in_flight, entry.visible_ms = used, False, now_ms + delay_ms
+        entry.suspects = 0 if counts else entry.suspects
         return "requeued"
 
     def redrive(self, now_ms: int, per_second: int) -> int:
@@ -321,10 +332,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4), invisible_ms=st.sampled_from([50, 100]), begins=st.booleans())
     def pull(self, count: int, invisible_ms: int, begins: bool) -> None:
         found = self.engine.puller.pull(TOPIC, GROUP, max_messages=count, invisible_ms=invisible_ms, begins=begins)
-        in_flight = {self.model.name(sequence) for sequence, one in self.model.unsettled.items() if one.in_flight}
+        suspected = {self.model.name(sequence) for sequence, one in self.model.unsettled.items() if one.suspects_by_now}
         expected = self.model.pull(count, self.clock.now_ms(), invisible_ms, begins=begins)
         assert [(one.id, one.attempt, one.body, one.expired) for one in found] == [
-            (message_id, attempt, message_id.encode(), message_id in in_flight) for message_id, attempt, _ in expected
+            (message_id, attempt, message_id.encode(), message_id in suspected) for message_id, attempt, _ in expected
         ]
         self.receipts += [(one.receipt, held) for one, (_, _, held) in zip(found, expected, strict=True)]
 

@@ -19,8 +19,10 @@ def publish(broker: Broker, topic: str, count: int = 1) -> list[str]:
     return [one.id for one in batch]
 
 
-def pull_one(broker: Broker, topic: str, *, invisible_ms: int = 30_000, group: str = "g") -> Delivery:
-    [delivery] = broker.pull(topic, group, max_messages=1, wait_ms=WAIT_MS, invisible_ms=invisible_ms)
+def pull_one(
+    broker: Broker, topic: str, *, invisible_ms: int = 30_000, group: str = "g", begins: bool = False
+) -> Delivery:
+    [delivery] = broker.pull(topic, group, max_messages=1, wait_ms=WAIT_MS, invisible_ms=invisible_ms, begins=begins)
     return delivery
 
 
@@ -420,6 +422,36 @@ def test_a_consumer_that_says_what_it_begins_loses_attempts_of_that_message_alon
     assert (letter.id, letter.attempts) == (poison, 3)
     again = broker.pull(topic, "g", max_messages=8, wait_ms=WAIT_MS, begins=True)
     assert {(delivery.id, delivery.attempt) for delivery in again} == {(one, 1) for one in innocents}
+
+
+def test_a_message_given_back_untried_is_suspected_as_before_until_a_consumer_has_tried_it(
+    broker: Broker, topic: str
+) -> None:
+    publish(broker, topic)
+    expire(broker.pull(topic, "g", invisible_ms=30, begins=True), invisible_ms=30)
+
+    suspected = [pull_one(broker, topic, begins=True)]
+    for _ in range(2):
+        broker.nack([suspected[-1].receipt], counts=False, reason="consumer stops")
+        suspected.append(pull_one(broker, topic, begins=True))
+    broker.nack([suspected[-1].receipt], delay_ms=0, reason="tried")
+    tried = pull_one(broker, topic, begins=True)
+
+    assert [delivery.expired for delivery in suspected] == [True] * 3
+    assert not tried.expired
+
+
+def test_suspected_messages_given_back_untried_come_by_themselves_as_before(broker: Broker, topic: str) -> None:
+    publish(broker, topic, 8)
+    expire(broker.pull(topic, "g", max_messages=8, invisible_ms=30), invisible_ms=30)
+
+    pulled: list[int] = []
+    for _ in range(4):
+        deliveries = broker.pull(topic, "g", max_messages=8, wait_ms=WAIT_MS)
+        pulled.append(len(deliveries))
+        broker.nack([delivery.receipt for delivery in deliveries], counts=False, reason="consumer stops")
+
+    assert pulled == [4] * 4  # of the first pull one ended its consumer: half as many, and no more after that
 
 
 def test_first_deliveries_are_not_cut_while_suspected_messages_are_tried_again(broker: Broker, topic: str) -> None:

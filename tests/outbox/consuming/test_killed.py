@@ -27,9 +27,7 @@ CHILD = "tests.outbox.consuming.dying_consumer"
 POISONED = "tests.outbox.consuming.poisoned_consumer"
 INVISIBLE_MS = 60_000
 POISONED_INVISIBLE_MS = 1_500
-"""Longer than a slow machine takes from a pull to the handler: what waits longer is given back untried, and comes again
-as one of which nobody suspects anything.
-"""
+"""Longer than a slow machine takes from a pull to the handler: what waits longer is given back untried."""
 
 POINTS = {
     # point: how many effects the dead one leaves, at least and at most: acks go beside the handling
@@ -99,6 +97,24 @@ def test_a_message_that_kills_its_consumer_is_the_only_dead_letter_whatever_wait
         letters, _ = broker.admin.dead(poisoned_consumer.TOPIC, poisoned_consumer.GROUP)
         assert [(letter.id, letter.attempts) for letter in letters] == [(f"m{place}", 3)]
         assert deaths == 4  # at the first of them nobody knew which message it was
+
+
+def test_a_death_counts_although_a_consumer_gave_the_message_back_untried_before(tmp_path: Path) -> None:
+    topic, group = poisoned_consumer.TOPIC, poisoned_consumer.GROUP
+    with served(tmp_path / "broker") as server, closing(HttpBroker(server.url)) as broker:
+        broker.admin.declare_group(topic, group, GroupConfig(max_attempts=3))
+        broker.publish([Message(id="m0", topic=topic, body=poisoned_consumer.POISON)])
+
+        command = [POISONED, server.url, str(POISONED_INVISIBLE_MS)]
+        for deaths_left in (3, 2, 1, 0):  # at the first of them nobody suspects it
+            assert fork_server().run(*command, env=environment()).returncode == -signal.SIGKILL
+            if deaths_left:
+                [delivery] = broker.pull(topic, group, wait_ms=20_000, invisible_ms=INVISIBLE_MS, begins=True)
+                broker.nack([delivery.receipt], counts=False, reason="consumer stops")
+
+        assert fork_server().run(*command, env=environment()).returncode == 0
+        [letter], _ = broker.admin.dead(topic, group)
+        assert (letter.id, letter.attempts) == ("m0", 3)
 
 
 def unsettled_of(broker: WatchedBroker) -> int:

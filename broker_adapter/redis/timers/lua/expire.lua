@@ -10,7 +10,7 @@
 
 for _, id in ipairs(due(prepare, ARGV[1])) do
     local found, deadline_us = state_of(id), redis.call('ZSCORE', prepare, id)
-    found[6] = 1
+    found[6] = found[5] == 1 and 1 or found[4]
     if found[5] == 1 then
         fail(id, found, ARGV[2], deadline_us)
     else

@@ -16,10 +16,11 @@ end
 local function nack(epoch, id)
     local found = delivery_of(id, epoch)
     if not found then return 3 end
-    found[1], found[6] = 0, 0
+    found[1] = 0
     local delay_ms = tonumber(ARGV[1]) or (ARGV[3] == '1' and backoff_ms(found[2]) or 0)
     local visible_us = now_us + math.floor(delay_ms * 1000)
     if ARGV[3] == '1' then
+        found[6] = 0 -- tried; given back untried it is suspected as before
         return fail(id, found, ARGV[2], visible_us) and 2 or 1
     end
     found[2] = found[2] - 1

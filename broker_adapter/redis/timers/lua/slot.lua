@@ -10,7 +10,8 @@
 --        8  config: a hash                          9  retry: a sorted set, id by the time it is visible
 --       10  prepare: a sorted set, id by deadline  11  dead: a sorted set, id by time of death
 --       12  state: a hash, id to {epoch, attempts, {reason, times, ...}, how many were delivered together, 1 if a deadline
---           that passes counts as an attempt, 1 if one passed}; epoch 0: no receipt is valid
+--           that passes counts as an attempt, how many were in the delivery whose deadline passed last (1 where that was
+--           an attempt; 0: none passed, or it was tried since)}; epoch 0: no receipt is valid
 -- Times and offsets are microseconds since the Unix epoch, by this server's clock; add and dispatch_due use the caller's, if it is
 -- behind. An offset is the time a message came to the log, or one more than the offset before it, whichever is later.
 -- Errors of all scripts: WRONGTYPE where a key holds something else; nothing was done.

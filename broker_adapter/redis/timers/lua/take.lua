@@ -11,7 +11,7 @@
 -- Arguments: 1  how many at most  2  invisible time in ms  3  bytes of bodies behind which no further one is taken
 --            4  1 if the consumer says which message it begins, else 0  5  1 if it is asking other slots, too, else 0
 -- Returns:   ms until the next one in retry is visible (-1: none), the epoch of these deliveries, 1 if suspected ones were
---            left for a pull of this slot alone, then for each its id, attempt, body, and 1 if the deadline of its last delivery passed, else 0. NOGROUP where the group was not
+--            left for a pull of this slot alone, then for each its id, attempt, body, and 1 if a deadline passed and nobody tried it since, else 0. NOGROUP where the group was not
 --            declared. A paused group gets nothing.
 -- Invariant: each id that is returned is in prepare with this epoch, which no other delivery of it has.
 
@@ -30,13 +30,14 @@ local function isolated(again)
     local count, most = 0, nil
     for _, id in ipairs(again) do
         local found = state_of(id) or {}
-        local is_suspected = found[6] == 1 and found[5] == 0 and found[4] > 1
+        local together = found[6] or 0
+        local is_suspected = together > 1
         if count == 0 and is_suspected then
-            most = math.floor(found[4] / 2)
+            most = math.floor(together / 2)
         elseif is_suspected ~= (most ~= nil) then
             break
         elseif is_suspected then
-            most = math.min(most, math.floor(found[4] / 2))
+            most = math.min(most, math.floor(together / 2))
         end
         if most and count >= most then break end
         count = count + 1
@@ -82,10 +83,10 @@ local deadline_us, counts = now_us + ARGV[2] * 1000, (together == 1 and not begi
 for _, one in ipairs(chosen) do
     local id, message = unpack(one)
     local found = state_of(id) or {0, 0, {}}
-    local has_expired = found[6] or 0
-    set_state(id, {now_us, found[2] + 1, found[3], together, counts, 0})
+    local suspects = found[6] or 0
+    set_state(id, {now_us, found[2] + 1, found[3], together, counts, suspects})
     redis.call('ZADD', prepare, deadline_us, id)
-    for _, value in ipairs({id, found[2] + 1, message, has_expired}) do
+    for _, value in ipairs({id, found[2] + 1, message, math.min(suspects, 1)}) do
         answer[#answer + 1] = value
     end
 end

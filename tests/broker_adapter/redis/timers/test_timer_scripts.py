@@ -86,12 +86,12 @@ class Moves(RuleBasedStateMachine):
         self.expire_deliveries(group)
         _, epoch, _, *fields = self.run(scripts.TAKE, [limit, invisible, 10**6, int(begins), 0], group=group)
         self.tick()
-        expired = set(self.model.groups[group].expired)
+        suspected = set(self.model.groups[group].suspects)
         expected = self.model.take(group, limit=limit, invisible=invisible, begins=begins)
         assert [
             (message_id.decode(), attempt, has_expired)
             for message_id, attempt, has_expired in zip(fields[::4], fields[1::4], fields[3::4], strict=True)
-        ] == [(message_id, attempt, int(message_id in expired)) for message_id, _, attempt in expected]
+        ] == [(message_id, attempt, int(message_id in suspected)) for message_id, _, attempt in expected]
         self.receipts += [(group, one, model_epoch, epoch) for one, model_epoch, _ in expected]
 
     @precondition(lambda self: self.receipts)

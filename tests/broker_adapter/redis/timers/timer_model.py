@@ -31,10 +31,12 @@ class ModelGroup:
     """How many were in the newest delivery of an id."""
     counts: dict[str, bool] = field(default_factory=dict)
     """Whether a deadline that passes is an attempt."""
-    expired: set[str] = field(default_factory=set)
+    suspects: dict[str, int] = field(default_factory=dict)
+    """How many were in the delivery of an id whose deadline passed last, 1 where that was an attempt of it alone; it is
+    not among these once it was tried since."""
 
     def is_suspected(self, one: str) -> bool:
-        return one in self.expired and not self.counts[one] and self.together[one] > 1
+        return self.suspects.get(one, 0) > 1
 
 
 @dataclass(slots=True)
@@ -107,7 +109,6 @@ class ModelSlot:
             of.prepare[one] = (self.now + invisible, 0)
             of.together[one] = len(taken)
             of.counts[one] = len(taken) == 1 and not begins
-            of.expired.discard(one)
         return [(one, *of.state[one]) for one in taken]
 
     def ack(self, group: str, one: str, epoch: int) -> int:
@@ -122,7 +123,7 @@ class ModelSlot:
         of.prepare.pop(one, None)
         of.retry.pop(one, None)
         del of.state[one]
-        of.expired.discard(one)
+        of.suspects.pop(one, None)
         of.acked.add(one)
         if all(one in each.acked for each in self.groups.values()):
             del self.log[one]
@@ -136,7 +137,8 @@ class ModelSlot:
             return STALE
         attempts = of.state[one][1]
         of.state[one] = (NO_EPOCH, attempts if counts else attempts - 1)
-        of.expired.discard(one)
+        if counts:
+            of.suspects.pop(one, None)
         del of.prepare[one]
         if counts and attempts >= self.max_attempts:
             of.dead[one] = (self.now, len(of.dead))
@@ -150,7 +152,7 @@ class ModelSlot:
         for one in _due(of.prepare, self.now):
             deadline = of.prepare.pop(one)
             epoch, attempts = of.state[one]
-            of.expired.add(one)
+            of.suspects[one] = 1 if of.counts[one] else of.together[one]
             if not of.counts[one]:
                 of.state[one] = (epoch, attempts - 1)
                 of.retry[one] = deadline
@@ -190,7 +192,7 @@ class ModelSlot:
         if one not in of.dead:
             return 0
         del of.dead[one]
-        of.expired.discard(one)
+        of.suspects.pop(one, None)
         of.state[one] = (NO_EPOCH, 0)
         of.retry[one] = (self.now, 1)
         return 1
@@ -208,7 +210,7 @@ class ModelSlot:
                 of.fresh_next,
                 dict(of.together),
                 dict(of.counts),
-                set(of.expired),
+                dict(of.suspects),
             )
             for name, of in self.groups.items()
         }
@@ -264,7 +266,7 @@ def _isolated(group: ModelGroup, again: Sequence[str]) -> list[str]:
         return list(takewhile(lambda one: not group.is_suspected(one), again))
     isolated: list[str] = []
     for one in takewhile(group.is_suspected, again):
-        if len(isolated) >= min(group.together[each] // 2 for each in (*isolated, one)):
+        if len(isolated) >= min(group.suspects[each] // 2 for each in (*isolated, one)):
             break
         isolated.append(one)
     return isolated
