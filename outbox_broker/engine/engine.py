@@ -121,7 +121,7 @@ class Engine:
         self.deletion = Deletion(context, writer, wakeups, groups, deleted, dispatcher, self.recurring)
         self.purger = Purger(context, writer, wakeups, groups, self.publisher, self.dead_letters)
         self.snapshots = FolderSnapshots(folder, clock=clock, locks=self.locks) if segments is None else None
-        self.operations = Operations(context, groups, dispatcher, cordon=cordon)
+        self.operations = Operations(context, groups, dispatcher, footer_repair, cordon=cordon)
 
     @classmethod
     def open(

@@ -191,21 +191,17 @@ class GroupAdmin:
         return figures
 
     def _figures(self, topic: str, group: str) -> dict[str, int]:
-        index, known_group = self._groups.known_topic(topic).index, self._groups.known_group(topic, group)
-        self._groups.skip_filtered(self._groups.known_topic(topic), known_group)
-        oldest = known_group.oldest_unsettled()
-        place = known_group.aside.place(oldest)
-        ready_at_ms = index.ready_at_ms(max(index.start, oldest)) if place is None else place.ready_at_ms
+        known_topic, known_group = self._groups.known_topic(topic), self._groups.known_group(topic, group)
+        left = self._groups.remainder(known_topic, known_group)
         paced_ms = self._redrive_clock.paced_ms()
         redriving = sum(end - first for first, end in known_group.redriving(now_ms=paced_ms))
-        age_ms = self._clock.now_ms() - ready_at_ms if oldest < index.end else 0
         return {
-            "stored": index.end,
-            "backlog": index.end - min(known_group.position, index.end) + known_group.waiting(),
-            "in_flight": known_group.in_flight(),
-            "dead": len(known_group.dead),
+            "stored": known_topic.index.end,
+            "backlog": left.ready,
+            "in_flight": left.in_flight,
+            "dead": left.dead,
             "redriving": redriving,
             "redrive_left_ms": known_group.redrive_pace.second_ms - paced_ms if redriving else 0,
             "position": known_group.position,
-            "oldest_unacked_age_ms": max(0, age_ms),
+            "oldest_unacked_age_ms": left.oldest_unacked_age_ms,
         }

@@ -11,6 +11,7 @@ from outbox_core.common.errors import InvalidMessage
 from outbox_core.journal import journal
 from outbox_core.journal.order_records import Filed
 from outbox_core.messages.message import GroupConfig, check_group, check_topic
+from outbox_core.protocol.wire import GroupRemainder
 
 
 class GroupRegistry:
@@ -108,6 +109,20 @@ class GroupRegistry:
         if found_group is None:
             raise KeyError(f"topic {topic} has no consumer group {group}")
         return found_group
+
+    def remainder(self, topic: Topic, group: Group) -> GroupRemainder:
+        """Returns what a group has still to get. Raises FooterDamaged, with nothing changed that a repeat would not."""
+        self.skip_filtered(topic, group)
+        index, oldest = topic.index, group.oldest_unsettled()
+        age_ms = 0
+        if oldest < index.end:
+            place = group.aside.place(oldest)
+            ready_at_ms = index.ready_at_ms(max(index.start, oldest)) if place is None else place.ready_at_ms
+            age_ms = max(0, self._clock.now_ms() - ready_at_ms)
+        return GroupRemainder(
+            group=group.name, ready=index.end - min(group.position, index.end) + group.waiting(),
+            in_flight=group.in_flight(), dead=len(group.dead), oldest_unacked_age_ms=age_ms,
+        )  # fmt: skip
 
     def skip_filtered(self, topic: Topic, group: Group) -> None:
         """Advance a group over messages its filter rejected at publish time."""

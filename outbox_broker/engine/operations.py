@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.dispatcher import Dispatcher
+from outbox_broker.engine.footer_repair import FooterRepair
 from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.log.cordon import Cordon
 from outbox_core.protocol.wire import GroupRemainder, TopicRemainder
@@ -15,17 +17,19 @@ class Operations:
     """The operations on a whole broker; see ForOperators."""
 
     def __init__(
-        self, context: EngineContext, groups: GroupRegistry, dispatcher: Dispatcher, *, cordon: Cordon
-    ) -> None:
+        self, context: EngineContext, groups: GroupRegistry, dispatcher: Dispatcher, footer_repair: FooterRepair, *,
+        cordon: Cordon,
+    ) -> None:  # fmt: skip
         self._context = context
         self._lock = context.lock
         self._state = context.state
         self._groups = groups
         self._dispatcher = dispatcher
+        self._footer_repair = footer_repair
         self.cordon = cordon
 
     def remainder(self) -> Iterator[TopicRemainder]:
-        """Yields each topic of which something is left, by name. Locks once per topic, to keep each lock short.
+        """Yields each topic of which something is left, by name. Locks once per group, to keep each lock short.
 
         What is scheduled is counted first: a message that falls due meanwhile is counted twice, and never missed.
         """
@@ -44,16 +48,14 @@ class Operations:
         return self._dispatcher.is_dispatching or self._dispatcher.has_taken()
 
     def _groups_left(self, topic: str) -> list[GroupRemainder]:
-        left: list[GroupRemainder] = []
         with self._lock:
             known_topic = self._state.topics.get(topic)
-            if known_topic is None:
-                return left  # it was deleted meanwhile
-            for group in known_topic.groups.values():
-                self._groups.skip_filtered(known_topic, group)
-                end = known_topic.index.end
-                ready = end - min(group.position, end) + group.waiting()
-                in_flight, dead = group.in_flight(), len(group.dead)
-                if ready or in_flight or dead:
-                    left.append(GroupRemainder(group=group.name, ready=ready, in_flight=in_flight, dead=dead))
-        return left
+            groups = [] if known_topic is None else list(known_topic.groups)
+        look_up = self._footer_repair.looked_up
+        remainders = [look_up(partial(self._group_left, topic, group)) for group in groups]
+        return [left for left in remainders if left is not None and (left.ready or left.in_flight or left.dead)]
+
+    def _group_left(self, topic: str, name: str) -> GroupRemainder | None:
+        """Returns what a group has still to get; None if it was deleted meanwhile. Under the lock."""
+        known_topic, group = self._state.topics.get(topic), self._state.group(topic, name)
+        return None if known_topic is None or group is None else self._groups.remainder(known_topic, group)

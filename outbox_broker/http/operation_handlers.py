@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 from outbox_broker.http.access_control import Role
 from outbox_broker.http.ledger_snapshots import LedgerSnapshots
@@ -21,7 +19,6 @@ from outbox_core.protocol.wire import (
     SnapshotAnswer,
     SnapshotRequest,
     StatusAnswer,
-    TopicRemainder,
 )
 
 
@@ -57,16 +54,11 @@ def status(call: Call) -> StatusAnswer:
     return StatusAnswer(
         cordon=operations.cordon.note, drained=not (ready or in_flight or scheduled or is_dispatching), ready=ready,
         in_flight=in_flight, scheduled=scheduled, dead=sum(group.dead for group in groups), topics=page,
-        oldest_unacked_age_ms=max(_oldest_ages_ms(call, left), default=None),
+        oldest_unacked_age_ms=max(
+            (group.oldest_unacked_age_ms for group in groups if group.ready or group.in_flight), default=None
+        ),
         next=page[-1].topic if start + len(page) < len(left) else None,
     )  # fmt: skip
-
-
-def _oldest_ages_ms(call: Call, left: Sequence[TopicRemainder]) -> Iterator[int]:
-    for topic in left:
-        if any(group.ready or group.in_flight for group in topic.groups):
-            with suppress(KeyError):  # it was deleted meanwhile
-                yield call.catalog.topic_figures(topic.topic)["oldest_unacked_age_ms"]
 
 
 def snapshot(call: Call) -> SnapshotAnswer:

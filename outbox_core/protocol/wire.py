@@ -658,12 +658,15 @@ class SnapshotAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class GroupRemainder(_Answer, frozen=True, kw_only=True):
-    """What a group has still to get: not delivered or waiting for another attempt, and in flight; its dead letters."""
+    """What a group has still to get: not delivered or waiting for another attempt, and in flight; its dead letters.
+    `oldest_unacked_age_ms`: of what is ready or in flight, 0 if there is nothing.
+    """
 
     group: str
     ready: int
     in_flight: int
     dead: int
+    oldest_unacked_age_ms: int = 0
 
 
 class TopicRemainder(_Answer, frozen=True, kw_only=True):

@@ -116,6 +116,20 @@ def test_what_is_left_is_told_by_topic_and_group(engine: Engine, clock: ManualCl
     assert [(group.ready, group.in_flight, group.dead) for group in topic.groups] == [(0, 0, 1)]
 
 
+def test_what_is_left_of_a_group_says_how_old_the_oldest_of_it_is(engine: Engine, clock: ManualClock) -> None:
+    for group in ("behind", "ahead"):
+        engine.admin.declare_group(TOPIC, group, GroupConfig())
+    publish(engine, "m1")
+    clock.advance(500)
+    publish(engine, "m2")
+    engine.settler.ack([delivery.receipt for delivery in engine.puller.pull(TOPIC, "ahead", max_messages=1)])
+    clock.advance(250)
+
+    [topic] = engine.operations.remainder()
+
+    assert [(left.group, left.oldest_unacked_age_ms) for left in topic.groups] == [("behind", 750), ("ahead", 250)]
+
+
 def cordoning_run(folder: Path, storage: KillingStorage, tell: type_of_tell) -> None:
     """Publish, cordon, and end the cordon."""
     options = EngineOptions(segment_bytes=4096, reserve_bytes=RESERVE_BYTES)
