@@ -81,7 +81,7 @@ def export_logs(
         with _exporting(folder, cluster):
             for log, kind in LOGS.items():
                 (folder / log).mkdir(mode=0o700, exist_ok=True)
-                exported.append(_until_read(partial(_export, folder / log, kind, view=view, pause=pause)))
+                exported.append(until_answered(partial(_export, folder / log, kind, view=view, pause=pause)))
     except OSError as error:
         raise StorageFailed(f"nothing was exported to {error.filename or folder}: {error.strerror}") from error
     return LogsExported(
@@ -174,7 +174,7 @@ def copy_broker(
             write_private(folder / COPY, f"{cluster}\n".encode())
             for part in PARTS:
                 (folder / part).mkdir(mode=0o700, exist_ok=True)
-            snapshot, copied = _until_read(partial(_copy, folder, ask=ask, view=view, shows=shows, pause=pause))
+            snapshot, copied = until_answered(partial(_copy, folder, ask=ask, view=view, shows=shows, pause=pause))
             now_ms, before = clock.now_ms(), max(segment.epoch for segment in snapshot.segments)
             epoch = epoch_of_restore(now_ms, before=before)
             origin = Restored(at_ms=now_ms, backup_at_ms=snapshot.at_ms, epoch=epoch)
@@ -256,14 +256,19 @@ def _known_size(view: LedgerView, info: SegmentInfo, path: Path) -> int | None:
         return end if file.read(SEGMENT_HEAD_BYTES) == _head_of(info) else None
 
 
-def _until_read(read: Callable[[], T]) -> T:
-    """Returns what is read of the bookies, after several attempts if need be. Raises the last one's StorageFailed."""
-    for _ in range(ATTEMPTS_MAX - 1):
+def until_answered(
+    ask: Callable[[], T], *, attempts_max: int = ATTEMPTS_MAX, pause: Callable[[], object] = lambda: None
+) -> T:
+    """Returns what the bookies answer, after several attempts if need be, with a pause between two. Raises the last
+    one's StorageFailed.
+    """
+    for _ in range(attempts_max - 1):
         try:
-            return read()
+            return ask()
         except StorageFailed as error:
-            logger.info("bookies_read_again", extra={"error": str(error)})
-    return read()
+            logger.info("bookies_asked_again", extra={"error": str(error)})
+            pause()
+    return ask()
 
 
 def _viewed(view: Callable[[], LedgerView | None]) -> LedgerView:

@@ -27,18 +27,15 @@ from outbox_broker.segments.folder_view import FolderView
 from outbox_broker.segments.ledger import ENTRY_BYTES_MAX
 from outbox_broker.segments.ledger_import import LedgerImport
 from outbox_broker.segments.ledger_takeover import Shard
-from outbox_broker.segments.ledgers import LedgerFailed
 from outbox_broker.segments.local import LOGS, SUFFIX
 from outbox_broker.segments.port import SegmentInfo
 from outbox_broker.segments.writer_epoch import FILE_NAME as EPOCH
 from outbox_broker.segments.writer_epoch import EpochFile
+from outbox_broker.server.store_files import until_answered
 from outbox_core.common.clock import Clock
 from outbox_core.common.errors import ConfigurationError, StorageFailed
 from outbox_core.journal.block import SEGMENT_HEAD_BYTES, scan
 from outbox_core.journal.journal import SegmentDamaged
-from outbox_core.runtime.event_logger import EventLogger
-
-logger: EventLogger = EventLogger(__name__)
 
 ATTEMPTS_MAX: Final = 10
 """How often a segment is written anew, with a pause, while its bookies do not answer: a long restore outlives a short
@@ -111,15 +108,10 @@ def _import_parts(
 
 
 def _import(imported: LedgerImport, info: SegmentInfo, data: bytes, *, pause: threading.Event) -> None:
-    for _ in range(ATTEMPTS_MAX - 1):
-        try:
-            imported.add(info, _pieces(data, first=info.first))
-        except LedgerFailed as error:
-            logger.warning("segment_written_again", extra={"segment": info.name, "error": str(error)})
-            pause.wait(PAUSE_S)
-        else:
-            return
-    imported.add(info, _pieces(data, first=info.first))
+    until_answered(
+        lambda: imported.add(info, _pieces(data, first=info.first)), attempts_max=ATTEMPTS_MAX,
+        pause=lambda: pause.wait(PAUSE_S),
+    )  # fmt: skip
 
 
 def _log_ends(view: FolderView) -> Mapping[str, int]:
