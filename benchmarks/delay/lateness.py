@@ -53,7 +53,7 @@ def _embedded(per_second: int, seconds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         broker = EmbeddedBroker(f"embedded:{name}/data")
         try:
-            return _measure(broker, broker, per_second=per_second, seconds=seconds)
+            return measured(broker, broker, per_second=per_second, seconds=seconds)
         finally:
             broker.close()
 
@@ -62,13 +62,13 @@ def _http(per_second: int, seconds: int) -> dict[str, Any]:
     with servers.outbox_http() as peer:
         publisher, consumer = HttpBroker(peer.address), HttpBroker(peer.address)
         try:
-            return _measure(publisher, consumer, per_second=per_second, seconds=seconds)
+            return measured(publisher, consumer, per_second=per_second, seconds=seconds)
         finally:
             publisher.close()
             consumer.close()
 
 
-def _measure(publisher: Broker, consumer: Broker, *, per_second: int, seconds: int) -> dict[str, Any]:
+def measured(publisher: Broker, consumer: Broker, *, per_second: int, seconds: int) -> dict[str, Any]:
     total = per_second * seconds
     late_ms: list[float] = []
     thread = threading.Thread(target=_consume, args=(consumer, late_ms, total), daemon=True)
