@@ -208,21 +208,6 @@ def test_no_arrival_number_is_given_twice_though_a_power_cut_took_what_a_dispatc
     engine.close()
 
 
-def test_what_was_filed_is_delivered_though_a_power_cut_took_where_it_arrived(cut: _Cut, clock: ManualClock) -> None:
-    due_ms = clock.now_ms() + DAY_MS
-    publish(cut.engine, "a", deliver_at_ms=due_ms)
-    filed = cut.put("b", due_ms=due_ms)
-    cut.engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
-
-    engine = cut.reopened()
-
-    assert (scheduled(engine), engine.context.schedule.next_seq()) == (2, filed + 1)
-    assert publish(engine, "b", deliver_at_ms=due_ms) == ["duplicate"]
-    clock.advance(DAY_MS)
-    assert drained(engine) == ["a", "b"]
-    engine.close()
-
-
 def test_a_cancel_is_durable_before_the_message_that_it_stops_in_advance(cut: _Cut, clock: ManualClock) -> None:
     with cut.engine.context.lock:
         stopped = cut.engine.context.schedule.stop(["early"], now_ms=clock.now_ms())

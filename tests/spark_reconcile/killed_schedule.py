@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -48,35 +49,55 @@ def run(folder: Path) -> None:
     for number in range(1, ROUNDS_MAX):
         way = "before" if number % 2 else "half"
         if _lived(folder, number, KillingStorage(way=way, on_call=KillAt(number)), tell):
-            if _lived(folder, number + 1, _WithoutNote(f"soon-{number + 1}"), tell):
-                raise SystemExit("the schedule is not written before the note any more")
+            if _lived(folder, number + 1, _WithoutArrivals(), tell):
+                raise SystemExit("nothing was filed before the message log was synced")
             _lived(folder, number + 2, DiskStorage(), tell)
             _settle(folder, number + 2, tell)
             return
     raise SystemExit(f"no round came to its end within {ROUNDS_MAX} storage calls")
 
 
-class _WithoutNote(DiskStorage):
-    """Ends the process instead of writing to the message log, once the schedule has the message.
-
-    How many calls come before depends on which thread is first, so a count alone does not always meet it.
+class _WithoutArrivals(DiskStorage):
+    """Cuts the power once the schedule has filed what a publish brought, and nothing of that was synced where it
+    arrived: only of the message log is lost what was not.
     """
 
-    def __init__(self, message_id: str) -> None:
-        self._id = message_id.encode()
-        self._folders: dict[int, str] = {}
-        self._scheduled = False
+    def __init__(self) -> None:
+        self.holds = threading.Event()
+        """Set once a publish waits for the message log's sync."""
+        self._is_armed = False
+        self._files: dict[int, Path] = {}
+        self._synced_bytes = 0
+
+    def arm(self) -> None:
+        """From now on the message log is not synced any more, and the schedule's next flush is the end."""
+        self._is_armed = True
 
     def create(self, path: Path) -> int:
         descriptor = super().create(path)
-        self._folders[descriptor] = path.parent.name
+        self._files[descriptor] = path
+        self._note_synced(descriptor)
         return descriptor
 
+    def sync(self, descriptor: int) -> None:
+        if self._is_armed and self._files[descriptor].parent.name == "messages":
+            self.holds.set()
+            threading.Event().wait()
+        super().sync(descriptor)
+        self._note_synced(descriptor)
+
+    def _note_synced(self, descriptor: int) -> None:
+        path = self._files[descriptor]
+        if path.name.startswith("messages-") and "proven" not in path.name:
+            self._synced_bytes = os.fstat(descriptor).st_size
+
     def write(self, descriptor: int, data: bytes, *, position: int) -> None:
-        if self._scheduled and self._folders[descriptor] == "messages":
-            os._exit(KILLED)
         super().write(descriptor, data, position=position)
-        self._scheduled |= self._folders[descriptor] == "schedule" and self._id in data
+        path = self._files[descriptor]
+        if self._is_armed and path.name.startswith("log-") and b"flushed" in data:
+            [messages] = (path.parents[1] / "messages").glob("messages-*.segment")
+            os.truncate(messages, self._synced_bytes)
+            os._exit(KILLED)
 
 
 def _lived(folder: Path, number: int, storage: Storage, tell: type_of_tell) -> bool:
@@ -93,7 +114,14 @@ def _lived(folder: Path, number: int, storage: Storage, tell: type_of_tell) -> b
 def _round(folder: Path, number: int, storage: Storage, tell: type_of_tell) -> None:
     clock = ManualClock(START_MS + number * ROUND_MS)
     engine = Engine.open(folder / "broker", clock=clock, storage=storage)
-    _publish(engine, [f"soon-{number}", f"far-{number}"], clock.now_ms(), tell)
+    ids = [f"soon-{number}", f"far-{number}"]
+    if isinstance(storage, _WithoutArrivals):
+        storage.arm()
+        threading.Thread(target=_publish, args=(engine, ids, clock.now_ms(), tell), daemon=True).start()
+        if storage.holds.wait(120):
+            engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
+        return
+    _publish(engine, ids, clock.now_ms(), tell)
     clock.advance(SOON_MS)
     engine.settler.ack([one.receipt for one in engine.puller.pull(REMINDER, MAIL, max_messages=10)])
     engine.close()
