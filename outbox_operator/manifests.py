@@ -61,7 +61,9 @@ def _rights(lease_namespace: str, namespaces: Sequence[str]) -> list[dict[str, A
 
 
 def _rules() -> list[dict[str, Any]]:
-    """What the operator does to each kind of object, and no more: a test has it run with these rights alone."""
+    """What the operator does to each kind of object, and no more: a test has it run with these rights alone, and
+    another one finds each of them used.
+    """
     return [
         _rule(GROUP, [PLURAL], "get", "list", "watch", "patch"),
         _rule(GROUP, [f"{PLURAL}/status"], "patch"),
