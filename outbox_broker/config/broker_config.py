@@ -79,6 +79,8 @@ class BrokerConfig(_Options):
     insecure_no_auth: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    credentials_interval_ms: int | None = Field(default=None, ge=100)
+    """How often the files of certificate, key and tokens are looked at; None: they are read when SIGHUP asks for it."""
     ready_file: Path | None = None
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     log_format: LogFormat | None = None

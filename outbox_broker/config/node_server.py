@@ -41,7 +41,7 @@ def serve_until_handed_over(
         finally:
             signals.wake()
 
-    reloads.start(lambda: reload_credentials(config, use))
+    reload_credentials(config, use, reloads=reloads)
     with StopSignals() as signals:
         thread = threading.Thread(target=serve, name="server")
         thread.start()

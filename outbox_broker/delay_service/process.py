@@ -51,7 +51,7 @@ def run(config: BrokerConfig, *, target_url: str, target_token: str | None) -> N
         try:
             with _RunningService(config, target) as service:
                 server = HttpServer(service.served(), bound, settings=config.http_settings, access=access, tls=tls)
-                reloads.start(lambda: reload_credentials(config, server.use))
+                reload_credentials(config, server.use, reloads=reloads)
                 freeze_what_stays()
                 with StorageWatch(service.check_usable, stop=server.stop) as watch:
                     server.run(on_ready=service.announce, handle_signals=True)

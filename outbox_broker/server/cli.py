@@ -39,11 +39,10 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on (7788); 0 picks a free one.")] = None,
     durability: Annotated[str | None, typer.Option(help="fsync: answered once on disk. os: before that.")] = None,
     tokens: Annotated[Path | None, typer.Option(help="TOML file of bearer tokens (see `outbox broker token`).")] = None,
-    insecure_no_auth: Annotated[
-        bool | None, typer.Option("--insecure-no-auth", help="Serve everybody on an address that others can reach.")
-    ] = None,
+    insecure_no_auth: Annotated[bool | None, typer.Option("--insecure-no-auth", help="Serve all who reach it.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    credentials_interval_ms: Annotated[int | None, typer.Option(help="Look at these files so often (never).")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the URL here once the broker can serve.")] = None,
     shutdown_timeout_ms: Annotated[int | None, typer.Option(help="Time to finish requests on SIGTERM (25000).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (info).")] = None,
@@ -57,9 +56,8 @@ def serve(
 
     Each option is also OUTBOX_BROKER__NAME in the environment and a key of [broker] in the file; flags win.
 
-    Until SIGTERM or SIGINT; SIGHUP has it read the files of certificate, key and tokens again.
-
-    With --store start several: one serves, the others answer 503, and one of them takes over if it dies.
+    Until SIGTERM or SIGINT; SIGHUP has it read the files of certificate, key and tokens again. With --store start
+    several: one serves, the others answer 503, and one of them takes over if it dies.
 
     Examples:
 
@@ -73,9 +71,10 @@ def serve(
     from outbox_broker.server.process import run
 
     flags = {
-        "data": data, "host": host, "port": port, "durability": durability, "tokens": tokens,
-        "insecure_no_auth": insecure_no_auth, "tls_cert": tls_cert, "tls_key": tls_key, "ready_file": ready_file,
-        "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level, "log_format": log_format,
+        "data": data, "host": host, "port": port, "durability": durability, "tokens": tokens, "tls_cert": tls_cert,
+        "tls_key": tls_key, "insecure_no_auth": insecure_no_auth, "credentials_interval_ms": credentials_interval_ms,
+        "ready_file": ready_file, "shutdown_timeout_ms": shutdown_timeout_ms, "log_level": log_level,
+        "log_format": log_format,
     }  # fmt: skip
     if store is not None:
         _serve_by_bookies(flags, {"store": store, "name": name, "zone": zone}, config)

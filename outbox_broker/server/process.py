@@ -43,7 +43,7 @@ def _serve(config: BrokerConfig, reloads: ReloadSignal) -> None:
         try:
             forget(config.ready_file)  # left behind by a killed server
             server = HttpServer(ServicePorts.of(engine), bound, settings=config.http_settings, access=access, tls=tls)
-            reloads.start(lambda: reload_credentials(config, server.use))
+            reload_credentials(config, server.use, reloads=reloads)
             freeze_what_stays()
             with StorageWatch(engine.check_usable, stop=server.stop) as watch:
                 server.run(on_ready=lambda url: _announce(url, engine, config), handle_signals=True)

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -47,9 +47,14 @@ class ReloadSignal:
             self._thread.join(_JOIN_SECONDS)
         signal.signal(signal.SIGHUP, self._before)
 
-    def start(self, reload: Callable[[], None]) -> None:
-        """Call `reload` for each signal from now on, and for those received already."""
-        self._thread = threading.Thread(target=self._run, args=(reload,), name="reload", daemon=True)
+    def start(
+        self, reload: Callable[[], None], *, look: Callable[[], None] | None = None, every_s: float | None = None
+    ) -> None:
+        """Call `reload` for each signal from now on, and for those received already; and `look`, which itself decides
+        whether there is something to do, whenever none came for `every_s`.
+        """
+        acts = (reload, look or reload, every_s)
+        self._thread = threading.Thread(target=self._run, args=acts, name="reload", daemon=True)
         self._thread.start()
 
     def _receive(self, signal_number: int, _frame: FrameType | None) -> None:
@@ -59,10 +64,16 @@ class ReloadSignal:
             signal.raise_signal(signal_number)
         self._received.put(signal_number)
 
-    def _run(self, reload: Callable[[], None]) -> None:
-        while self._received.get() != _END:
+    def _run(self, reload: Callable[[], None], look: Callable[[], None], every_s: float | None) -> None:
+        while True:
             try:
-                reload()
+                act = None if self._received.get(timeout=every_s) == _END else reload
+            except Empty:
+                act = look
+            if act is None:
+                return
+            try:
+                act()
             except Exception:  # the boundary of a thread: whatever it is, the process goes on with what it has
                 logger.exception("reload_failed")
 

@@ -9,7 +9,7 @@ import re
 import signal
 import ssl
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,14 +32,14 @@ PATIENT = "[broker]\nkeep_alive_ms = 600000\nrequest_head_ms_max = 120000\n"
 class Secured:
     """A server's files, to be changed, and what its clients see."""
 
-    def __init__(self, folder: Path, process: ServerProcess) -> None:
+    def __init__(self, folder: Path, process: ServerProcess, *, config: str) -> None:
         self.process = process
         self.authority = Authority(folder / "authority")
         self.files = self.renew()
         self.tokens = folder / "tokens.toml"
         self.allow("first")
         self._config = folder / "outbox.toml"
-        self._config.write_text(PATIENT)
+        self._config.write_text(config)
 
     def start(self) -> None:
         """Start the server with all of the files."""
@@ -74,13 +74,14 @@ class Secured:
 
     def hangup(self, event: str) -> dict[str, object]:
         """Send SIGHUP; the line of this event that the server writes then."""
-        count = len(self._lines(event))
+        count = len(self.lines(event))
         self.process.send(signal.SIGHUP)
-        until(lambda: len(self._lines(event)) > count)
-        [line] = self._lines(event)[count:]
+        until(lambda: len(self.lines(event)) > count)
+        [line] = self.lines(event)[count:]
         return line
 
-    def _lines(self, event: str) -> list[dict[str, object]]:
+    def lines(self, event: str) -> list[dict[str, object]]:
+        """The lines of this event that the server has written."""
         return [line for line in map(json.loads, list(self.process.log)) if line["event"] == event]
 
 
@@ -111,17 +112,31 @@ def status(connection: http.client.HTTPSConnection, token: str) -> int:
     return answer(connection)[0]
 
 
-@pytest.fixture(params=["broker", "delay service"])
-def secured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Secured]:
+@contextmanager
+def serving(kind: str, folder: Path, *, config: str = PATIENT) -> Iterator[Secured]:
     """A server with TLS and tokens that runs."""
-    folder = tmp_path / "data"
-    kinds = {"broker": ServerProcess(folder), "delay service": delay_process(folder, target_url="http://127.0.0.1:1")}
-    server = Secured(tmp_path, kinds[request.param])
+    data = folder / "data"
+    kinds = {"broker": ServerProcess(data), "delay service": delay_process(data, target_url="http://127.0.0.1:1")}
+    server = Secured(folder, kinds[kind], config=config)
     try:
         server.start()
         yield server
     finally:
         server.process.kill()
+
+
+@pytest.fixture(params=["broker", "delay service"])
+def secured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Secured]:
+    """A server that reads its files again when a signal asks for it."""
+    with serving(request.param, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture(params=["broker", "delay service"])
+def looking(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Secured]:
+    """A server that looks at its files by itself."""
+    with serving(request.param, tmp_path, config=PATIENT + "credentials_interval_ms = 100\n") as server:
+        yield server
 
 
 def test_a_renewed_certificate_is_shown_to_new_connections_and_open_ones_go_on(secured: Secured) -> None:
@@ -207,6 +222,21 @@ def test_an_unusable_file_changes_nothing_and_the_log_names_it(secured: Secured,
     assert f"{files.certificate} is no certificate" in torn
     assert f"no file {files.certificate}" in missing
     assert str(secured.tokens) in without_fields
+
+
+def test_files_that_have_changed_are_read_without_a_signal_where_the_server_looks_at_them(looking: Secured) -> None:
+    first = written(looking.files)
+
+    looking.tokens.write_text("[[tokens]]\n")
+    until(lambda: len(looking.lines("reload_refused")) > 0)
+    with closing(looking.connect()) as connection:
+        still_known = status(connection, "first")
+        looking.renew()
+        looking.allow("second")
+        until(lambda: looking.shown() == written(looking.files) and status(connection, "second") == 200)
+
+        assert (still_known, status(connection, "first")) == (200, 401)
+    assert first != written(looking.files)
 
 
 def test_an_expired_certificate_is_a_warning(secured: Secured) -> None:
