@@ -23,6 +23,8 @@ _SHUTDOWN_MS = 25_000
 _GRACE_SECONDS = 45
 """The pause before the signal, the time to finish requests, and ten seconds to close the logs."""
 _PAUSE_SECONDS = 5
+_CREDENTIALS_INTERVAL_MS = 1_000
+"""A look is one small file. The kubelet replaces that of a Secret whole, a minute or so after the Secret changed."""
 _TOKENS_FOLDER = "/run/secrets/outbox-mq"
 _USER = 10_001
 
@@ -149,7 +151,7 @@ def _container(names: Names, pod: PodSettings) -> dict[str, Any]:
         "args": [
             "broker", "serve", f"--data={DATA_FOLDER}", "--host=0.0.0.0", f"--port={PORT}", "--durability=fsync",
             "--insecure-no-auth" if pod.tokens is None else f"--tokens={_TOKENS_FOLDER}/tokens.toml",
-            f"--shutdown-timeout-ms={_SHUTDOWN_MS}",
+            f"--credentials-interval-ms={_CREDENTIALS_INTERVAL_MS}", f"--shutdown-timeout-ms={_SHUTDOWN_MS}",
         ],
         "envFrom": [{"configMapRef": {"name": names.settings(pod.revision)}}],
         "ports": [{"name": "http", "containerPort": PORT}],

@@ -24,6 +24,7 @@ NAME_CHARS_MAX: Final = 40
 """So that the names of pods and revisions, which are longer, still fit a label."""
 
 OWN_SETTINGS: Final = (
+    "credentials_interval_ms",
     "data",
     "durability",
     "host",

@@ -101,7 +101,7 @@ def test_the_pod_is_that_of_the_manifests_of_deploy_but_for_what_the_resource_sa
 
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
     assert {*theirs["args"]} - {*ours["args"]} == set()
-    assert {*ours["args"]} - {*theirs["args"]} == {"--durability=fsync"}
+    assert {*ours["args"]} - {*theirs["args"]} == {"--durability=fsync", "--credentials-interval-ms=1000"}
     hand_pod, pod = by_hand["spec"]["template"]["spec"], made()["StatefulSet orders"]["spec"]["template"]["spec"]
     assert pod["securityContext"] == hand_pod["securityContext"]
     assert pod["terminationGracePeriodSeconds"] == hand_pod["terminationGracePeriodSeconds"]

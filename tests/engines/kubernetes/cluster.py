@@ -66,6 +66,13 @@ def eventually(look: Callable[[], Seen], *, what: str, within_s: float = DEADLIN
     return seen
 
 
+def tokens_of(*tokens: str) -> str:
+    """The file of a broker that these may do everything at."""
+    roles = 'roles = ["publish", "consume", "read", "admin"]\ntopics = ["*"]\n'
+    digests = [hashlib.sha256(token.encode()).hexdigest() for token in tokens]
+    return "".join(f'[[tokens]]\nname = "all"\nsha256 = "{digest}"\n{roles}' for digest in digests)
+
+
 class Cluster:
     """The API server, asked as its administrator."""
 
@@ -119,18 +126,17 @@ class Cluster:
         """A namespace with the Secret of a broker, and the rights of the operators of SYSTEM."""
         self.requests.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         self.apply_manifests(SYSTEM, name)
-        digest = hashlib.sha256(self.token.encode()).hexdigest()
-        tokens = (
-            f'[[tokens]]\nname = "all"\nsha256 = "{digest}"\n'
-            'roles = ["publish", "consume", "read", "admin"]\ntopics = ["*"]\n'
-        )
-        data = {"tokens.toml": tokens, "operator-token": self.token}
-        self.make_secret(name, "outbox-mq", data)
+        self.make_secret(name, "outbox-mq", {"tokens.toml": tokens_of(self.token), "operator-token": self.token})
 
     def make_secret(self, namespace: str, name: str, data: dict[str, str]) -> None:
         """Make a Secret."""
         secret = {"metadata": {"name": name}, "stringData": data}
         self.requests.ask("POST", f"/api/v1/namespaces/{namespace}/secrets", secret)
+
+    def change_secret(self, namespace: str, name: str, data: dict[str, str]) -> None:
+        """Change these keys of a Secret."""
+        path = f"/api/v1/namespaces/{namespace}/secrets/{name}"
+        self.requests.ask("PATCH", path, {"stringData": data}, kind=MERGE)
 
     def kubeconfig_of_operator(self, folder: Path, *, lease_namespace: str = SYSTEM) -> Path:
         """A kubeconfig with a token of the operator's ServiceAccount."""
@@ -163,6 +169,7 @@ class KeptBroker:
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self._cluster = cluster
         self.namespace, self.name = namespace, name
+        self.token = cluster.token
 
     @property
     def path(self) -> str:
@@ -238,18 +245,23 @@ class KeptBroker:
 
     @property
     def url(self) -> str:
-        """Where its pod is reached now."""
-        pod = self.pod()
-        assert pod is not None
-        return f"http://{pod['status']['podIP']}:7788"
+        """Where its pod is reached now; empty while it has none with an address."""
+        address = (self.pod() or {}).get("status", {}).get("podIP")
+        return f"http://{address}:7788" if address else ""
+
+    def evict(self) -> None:
+        """Evict its pod, as `kubectl drain` of its node does. Raises Refused where its budget does not let it go."""
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": f"{self.name}-0"}}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}-0/eviction"
+        self._cluster.requests.ask("POST", path, eviction)
 
     def admin(self) -> AdminClient:
         """A client of its administration."""
-        return AdminClient(self.url, token=self._cluster.token)
+        return AdminClient(self.url, token=self.token)
 
-    def client(self) -> Broker:
-        """A client that publishes and consumes."""
-        return connect(self.url, token=self._cluster.token, timeout_ms=30_000)
+    def client(self, url: str = "") -> Broker:
+        """A client that publishes and consumes, of its pod as it is, or was."""
+        return connect(url or self.url, token=self.token, timeout_ms=30_000)
 
 
 class StartOperator(Protocol):

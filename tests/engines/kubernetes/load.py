@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from outbox_core import Broker, Message
@@ -13,6 +13,8 @@ from tests.engines.kubernetes.cluster import DEADLINE_S, KeptBroker, eventually
 
 TOPIC, GROUP = "orders", "billing"
 SOON_MS = 500
+INVISIBLE_MS = 5_000
+"""What was handed to a consumer that got no answer comes again soon."""
 
 
 class Load:
@@ -22,7 +24,12 @@ class Load:
         self._broker = broker
         self.stored: set[str] = set()
         self.delivered: list[str] = []
+        self.failures: list[BrokerError] = []
+        self.unanswered: set[str] = set()
+        """Published or acknowledged, and nobody knows whether that was done."""
         self.refused = threading.Event()
+        self.renewed = threading.Semaphore(0)
+        """One more for each of its two threads that has another token."""
         self._consumes = threading.Event()
         self._consumes.set()
         self._pulls = threading.Lock()
@@ -55,29 +62,57 @@ class Load:
         """Wait until so many were delivered and acknowledged."""
         eventually(lambda: len(self.delivered) >= count, what=f"{count} deliveries")
 
+    def assert_nothing_is_lost(self) -> None:
+        """Of a broker that has ended when nothing was left: what it stored was delivered, and nothing else."""
+        stored, delivered = set(self.stored), set(self.delivered)
+        assert stored - delivered <= self.unanswered
+        assert delivered - stored <= self.unanswered
+
     def _run(self, work: Callable[[Broker, int], None]) -> None:
-        client, number = self._broker.client(), 0
+        token, client, number = self._broker.token, self._broker.client(), 0
         while not self._stop.is_set():
+            if token != self._broker.token:
+                client.close()
+                token, client = self._broker.token, self._broker.client()
+                self.renewed.release()
             number += 1
             try:
                 work(client, number)
             except BrokerCordoned:
                 self.refused.set()
                 return
-            except BrokerError:  # it has ended
+            except BrokerError as error:  # it has ended, and another pod has another address
+                self.failures.append(error)
                 self._stop.wait(0.1)
+                if url := self._broker.url:
+                    client.close()
+                    client = self._broker.client(url)
         client.close()
 
     def _publish(self, client: Broker, number: int) -> None:
         soon_ms = time.time_ns() // 1_000_000 + SOON_MS
         dues = {f"now-{number}-{index}": None for index in range(8)} | {f"soon-{number}": soon_ms}
         batch = [Message(id=one, topic=TOPIC, body=b"x" * 100, deliver_at_ms=due) for one, due in dues.items()]
-        self.stored |= {result.id for result in client.publish(batch) if result.status == "stored"}
+        with self._answered(dues.keys()):
+            self.stored |= {result.id for result in client.publish(batch) if result.status == "stored"}
         self._stop.wait(0.01)
 
     def _consume(self, client: Broker, _number: int) -> None:
         self._consumes.wait(DEADLINE_S)
         with self._pulls:
-            deliveries = client.pull(TOPIC, GROUP, max_messages=50, wait_ms=100)
-            statuses = client.ack([delivery.receipt for delivery in deliveries]) if deliveries else []
+            deliveries = client.pull(TOPIC, GROUP, max_messages=50, wait_ms=100, invisible_ms=INVISIBLE_MS)
+            if not deliveries:
+                return
+            with self._answered(delivery.id for delivery in deliveries):
+                statuses = client.ack([delivery.receipt for delivery in deliveries])
             self.delivered += [one.id for one, status in zip(deliveries, statuses, strict=True) if status == "acked"]
+
+    @contextmanager
+    def _answered(self, ids: Iterable[str]) -> Iterator[None]:
+        try:
+            yield
+        except BrokerCordoned:
+            raise
+        except BrokerError:
+            self.unanswered |= set(ids)
+            raise

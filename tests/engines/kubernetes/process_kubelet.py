@@ -128,10 +128,23 @@ class Pod:
             return Path(found["spec"]["hostPath"]["path"])
         folder = self._folder / volume["name"]
         folder.mkdir(exist_ok=True)
-        secret = self._get("secrets", volume["secret"]["secretName"])
-        for item in volume["secret"]["items"]:
-            (folder / item["path"]).write_bytes(base64.b64decode(secret["data"][item["key"]]))
+        self._write_secret(volume, self._get("secrets", volume["secret"]["secretName"]))
         return folder
+
+    def take_secret(self, secret: Object) -> None:
+        """Renew the files of a Secret that has changed."""
+        for volume in self.object["spec"].get("volumes", ()):
+            mounted = (self._namespace, volume.get("secret", {}).get("secretName"))
+            if mounted == (secret["metadata"]["namespace"], secret["metadata"]["name"]) and self._starts:
+                self._write_secret(volume, secret)
+
+    def _write_secret(self, volume: Object, secret: Object) -> None:
+        """Replace each file whole, as the kubelet replaces all of them."""
+        for item in volume["secret"]["items"]:
+            file = self._folder / volume["name"] / item["path"]
+            unfinished = file.with_suffix(".new")
+            unfinished.write_bytes(base64.b64decode(secret["data"][item["key"]]))
+            unfinished.replace(file)
 
     def _look(self) -> None:
         assert self._process is not None
@@ -214,7 +227,7 @@ class Kubelet:
     def run(self) -> None:
         """Turn, for ever."""
         self._register()
-        for plural in ("persistentvolumeclaims", "pods"):
+        for plural in ("persistentvolumeclaims", "pods", "secrets"):
             threading.Thread(target=self._follow, args=(f"/api/v1/{plural}",), daemon=True).start()
         while True:
             try:
@@ -260,6 +273,11 @@ class Kubelet:
         if found["kind"] == "PersistentVolumeClaim":
             if event != "DELETED" and not found["spec"].get("volumeName"):
                 self._provide(found)
+            return
+        if found["kind"] == "Secret":
+            if event == "MODIFIED":
+                for pod in self._pods.values():
+                    pod.take_secret(found)
             return
         uid, pod = found["metadata"]["uid"], self._pods.get(found["metadata"]["uid"])
         if event == "DELETED" or found["spec"].get("nodeName") != NODE:
