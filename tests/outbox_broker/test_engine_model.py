@@ -27,7 +27,9 @@ from outbox_core.common.errors import InvalidMessage, StorageFailed
 from outbox_core.common.rate_limit import RateLimit
 from outbox_core.messages.ids import edited_id
 from outbox_core.messages.message import DeadEdit, GroupConfig, Message
+from outbox_core.messages.recurring_message import RecurringMessage, occurrence_id
 from tests.outbox_broker.action_log import action_segments
+from tests.outbox_broker.polling import until
 from tests.outbox_broker.powered_storage import PoweredStorage
 
 TOPIC, GROUP = "orders", "billing"
@@ -42,6 +44,8 @@ OPTIONS = EngineOptions(
 )
 KEYS = {"m0": "a", "m1": "b", "m2": "a", "m4": "a", "m5": "b", "m6": "a", "m8": "b", "m9": "a"}
 """The others have none."""
+RECURRING_TOPIC, RECURRING = "reports", "each-minute"
+MINUTE_MS = 60_000
 type_of_held = tuple[int, int, int]
 """(sequence, delivery, life): what a receipt stands for."""
 
@@ -83,6 +87,16 @@ class Entry:
 
 
 @dataclass
+class Recurring:
+    """What occurs each minute."""
+
+    generation: int
+    fired_to_ms: int
+    catch_up: int
+    paused: bool = False
+
+
+@dataclass
 class Model:
     """One topic, one group: what they should be."""
 
@@ -102,6 +116,10 @@ class Model:
     pace: RateLimit = field(default_factory=RateLimit)
     start: int = 0
     """The first that retention has not dropped from the topic."""
+    recurring: Recurring | None = None
+    generations: int = 0
+    occurred: list[str] = field(default_factory=list)
+    """Each occurrence that is to have come, once."""
     edited: dict[int, str] = field(default_factory=dict)
     """What an operator made of a message, by its sequence, until it is settled: the id, which is the body, too."""
 
@@ -292,6 +310,18 @@ class Model:
         self.edited = {one: new_id for one, new_id in self.edited.items() if one in self.dead or one in kept}
         self.passed = []
 
+    def occur(self, now_ms: int) -> list[str]:
+        """What has come of the recurring message by now: of those that were missed the newest."""
+        recurring = self.recurring
+        if recurring is None or recurring.paused:
+            return []
+        due_ms = range((recurring.fired_to_ms // MINUTE_MS + 1) * MINUTE_MS, now_ms + 1, MINUTE_MS)
+        newest_ms = due_ms[-recurring.catch_up :]
+        recurring.fired_to_ms = max([recurring.fired_to_ms, *newest_ms])
+        new = [occurrence_id(RECURRING, generation=recurring.generation, at_ms=at_ms) for at_ms in newest_ms]
+        self.occurred += new
+        return new
+
     def is_gone(self, message_id: str) -> bool:
         """Whether it was dropped from its topic: a restart forgets that there was one of this id."""
         return message_id in self.stored[: self.start]
@@ -382,6 +412,47 @@ class EngineMachine(RuleBasedStateMachine):
         self.clock.advance(ms)
         self.engine.publisher.cancel([])  # fires what is due, as the timer does at about the same time
         self.model.fire(self.clock.now_ms())
+        self.see_what_occurred()
+
+    @rule(minutes=st.integers(1, 5), is_down=st.booleans())
+    def pass_minutes(self, minutes: int, is_down: bool) -> None:
+        if not is_down:
+            self.pass_time(minutes * MINUTE_MS)
+            return
+        self.engine.close()
+        self.clock.advance(minutes * MINUTE_MS)
+        self.open()
+        self.pass_time(1)
+
+    @rule(catch_up=st.integers(1, 3))
+    def add_recurring(self, catch_up: int) -> None:
+        if self.model.recurring is not None:
+            return
+        self.engine.recurring.add(
+            RECURRING, RecurringMessage(topic=RECURRING_TOPIC, cron="* * * * *", catch_up=catch_up)
+        )
+        self.model.generations += 1
+        self.model.recurring = Recurring(self.model.generations, self.clock.now_ms(), catch_up)
+        self.answered(True)
+
+    @rule(paused=st.booleans())
+    def pause_recurring(self, paused: bool) -> None:
+        if self.model.recurring is None:
+            with pytest.raises(KeyError):
+                self.engine.recurring.pause(RECURRING, paused=paused)
+            return
+        self.engine.recurring.pause(RECURRING, paused=paused)
+        self.model.recurring.paused = paused
+        self.answered(True)
+        self.see_what_occurred()
+
+    @rule()
+    def delete_recurring(self) -> None:
+        if self.model.recurring is None:
+            return
+        self.engine.recurring.delete(RECURRING)
+        self.model.recurring = None
+        self.answered(True)
 
     @rule(per_second=st.sampled_from([None, 1, 2]))
     def redrive(self, per_second: int | None) -> None:
@@ -524,6 +595,22 @@ class EngineMachine(RuleBasedStateMachine):
         self.folder = self.place / f"life-{self.lives}"
         self.engine = Engine.open(self.folder, clock=self.clock, options=OPTIONS, storage=self.storage)
         self.model.fresh_first = False  # not written down
+
+    def see_what_occurred(self) -> None:
+        """Wait for what is to occur, and until it is noted; nothing else has come, and nothing twice."""
+        new = self.model.occur(self.clock.now_ms())
+        if new:
+            until(lambda: self.occurrences() >= len(self.model.occurred))
+            self.engine.recurring.pause(RECURRING, paused=False)  # changes nothing, and waits until all is noted
+            self.answered(True)
+            found = self.engine.reader.read(RECURRING_TOPIC, offset=self.occurrences() - len(new))
+            assert [message.id for message in found.messages] == new
+        assert self.occurrences() == len(self.model.occurred)
+
+    def occurrences(self) -> int:
+        if RECURRING_TOPIC not in self.engine.admin.topics():
+            return 0
+        return self.engine.admin.topic_figures(RECURRING_TOPIC)["stored"]
 
     def answered(self, holds: bool) -> None:
         """Keep what the model is: from now on it holds, also through a power cut."""
