@@ -150,7 +150,7 @@ class Terminal:
         assert self._shell.stdout is not None
         for line in self._shell.stdout:
             with self._said:
-                self._lines.append(line.rstrip("\n"))
+                self._lines.append(line.rstrip())
                 self._said.notify_all()
 
     def _find(self, mark: str) -> list[str]:
