@@ -87,6 +87,8 @@ ROWS: Final = (
          for shape in ("type", "mixed", "loose")], "0.32"),
     Row("broker.attacks", "the largest of all attacks: server's memory in MiB / longest answer in ms",
         [("largest", name) for name in ("rss_mib", "longest_probe_ms")], "512 / 50"),
+    Row("broker.backup", "beside an online backup, to without: publishing by 500 / lateness p50 / p99",
+        [("to_alone", name) for name in ("publish_500", "late_p50_ms", "late_p99_ms")], "0.9 / 1.1 / 1.1"),
     _adapter("batches_of_500", "adapters to plain, by 500: Redis / NATS / RabbitMQ / Kafka / RocketMQ / Pulsar", "0.8"),
     _adapter("one_at_a_time", "the same, one at a time", "0.8"),
     _adapter("drain", "the drain into each, to a broker that accepts at once"),

@@ -68,10 +68,15 @@ def _http(per_second: int, seconds: int) -> dict[str, Any]:
             consumer.close()
 
 
-def measured(publisher: Broker, consumer: Broker, *, per_second: int, seconds: int) -> dict[str, Any]:
+def measured(
+    publisher: Broker, consumer: Broker, *, per_second: int, seconds: int, topic: str = TOPIC
+) -> dict[str, Any]:
+    """Publish scheduled messages at a constant rate, and consume them; returns quantiles of their lateness. The topic
+    is to be a new one.
+    """
     total = per_second * seconds
     late_ms: list[float] = []
-    thread = threading.Thread(target=_consume, args=(consumer, late_ms, total), daemon=True)
+    thread = threading.Thread(target=_consume, args=(consumer, topic, late_ms, total), daemon=True)
     thread.start()
     random, clock = Random(1), SystemClock()
 
@@ -80,7 +85,7 @@ def measured(publisher: Broker, consumer: Broker, *, per_second: int, seconds: i
         publisher.publish(
             [
                 Message(
-                    id=f"m{first + at}", topic=TOPIC, body=BODY, deliver_at_ms=now_ms + random.randrange(200, 1_200)
+                    id=f"m{first + at}", topic=topic, body=BODY, deliver_at_ms=now_ms + random.randrange(200, 1_200)
                 )
                 for at in range(count)
             ]
@@ -93,9 +98,9 @@ def measured(publisher: Broker, consumer: Broker, *, per_second: int, seconds: i
     return figures(late_ms)
 
 
-def _consume(consumer: Broker, late_ms: list[float], total: int) -> None:
+def _consume(consumer: Broker, topic: str, late_ms: list[float], total: int) -> None:
     while len(late_ms) < total:
-        deliveries = consumer.pull(TOPIC, GROUP, max_messages=100, wait_ms=1_000)
+        deliveries = consumer.pull(topic, GROUP, max_messages=100, wait_ms=1_000)
         now_ms = time.time_ns() / 1e6
         late_ms.extend(now_ms - (one.deliver_at_ms or 0) for one in deliveries)
         if deliveries:

@@ -54,10 +54,11 @@ class Database:
 
 @dataclass(frozen=True, slots=True)
 class BrokerProcess:
-    """A broker in a process of its own."""
+    """A broker in a process of its own, and its data folder."""
 
     url: str
     pid: int
+    data: Path
 
 
 @contextlib.contextmanager
@@ -99,7 +100,7 @@ def broker() -> Iterator[BrokerProcess]:
         command = ["broker", "serve", "--data", f"{folder}/data", "--port", "0", "--ready-file", str(ready)]
         with outbox_process(command) as process:
             _wait_for(ready, process)
-            yield BrokerProcess(ready.read_text().strip(), process.pid)
+            yield BrokerProcess(ready.read_text().strip(), process.pid, Path(folder) / "data")
 
 
 @contextlib.contextmanager
@@ -110,7 +111,7 @@ def delay_process(data: Path, *, target: str) -> Iterator[BrokerProcess]:
     with outbox_process([*command, "--ready-file", str(ready)]) as process:
         try:
             _wait_for(ready, process)
-            yield BrokerProcess(ready.read_text().strip(), process.pid)
+            yield BrokerProcess(ready.read_text().strip(), process.pid, data / "data")
         finally:
             ready.unlink(missing_ok=True)
 

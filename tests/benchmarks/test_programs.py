@@ -176,6 +176,21 @@ def test_adapters_are_compared_with_plain_clients_and_drained_into_in_one_run() 
     assert done.stderr.count("drain") >= 2
 
 
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_cost_of_an_online_backup_is_that_of_a_broker_beside_itself_without_one() -> None:
+    command = [sys.executable, "-m", "benchmarks.broker.backup", "--quick"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["benchmark"] == "broker.backup"
+    for kind in ("alone", "backup"):
+        assert found["results"][kind]["publish_500"]["median"] > 0
+        assert 0 <= found["results"][kind]["late_p50_ms"]["median"] <= found["results"][kind]["late_p99_ms"]["median"]
+    assert found["to_alone"]["publish_500"] > 0
+
+
 def _run(program: str, server: LocalServer, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", f"benchmarks.{program}", "--quick", "--url", server.url, *options]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)
