@@ -16,6 +16,7 @@ from outbox_broker.journal.journal import Journal, frames
 from outbox_broker.journal.replay import JournalReplay
 from outbox_broker.schedule import schedule_records
 from outbox_broker.segments.port import SegmentReader
+from outbox_core.common.errors import DECODE_ERRORS
 from outbox_core.journal.block import FrameKind
 from outbox_core.journal.journal import SegmentDamaged
 
@@ -46,10 +47,16 @@ def filed(segments: SegmentReader) -> set[str]:
 
 def records_of(replay: JournalReplay) -> Iterator[schedule_records.LogRecord]:
     """Yields every record since the newest whole checkpoint, which is the first. Raises SegmentDamaged at any that is
-    lost.
+    lost, and if the checkpoint is of an earlier format.
     """
     if replay.checkpoint is not None:
-        yield schedule_records.decode(b"".join(replay.checkpoint.parts))
+        try:
+            yield schedule_records.decode(b"".join(replay.checkpoint.parts))
+        except DECODE_ERRORS as error:
+            raise SegmentDamaged(
+                f"the checkpoint in {PREFIX}* is of a format that this version does not read ({error}): drain it with "
+                "the version that wrote it, or empty the store, to begin anew"
+            ) from error
     for block in replay.blocks(_WANTED):
         if block.damaged != 0:
             name = next(segment.name for segment in reversed(replay.segments) if segment.first <= block.position)

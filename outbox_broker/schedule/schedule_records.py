@@ -200,7 +200,7 @@ class ScheduleCheckpoint(msgspec.Struct, array_like=True, frozen=True, tag="chec
     pending: list[Entry]
     cancels: list[Cancel] = []
     fired: list[Passed] = []
-    arrived_to: int = 0
+    arrived_to: int
 
 
 LogRecord = (

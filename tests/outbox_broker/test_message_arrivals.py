@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.engine import Engine
+from outbox_broker.journal.journal import Journal
+from outbox_broker.schedule.schedule_log import LOG, CapturedCheckpoint
 from outbox_broker.schedule.sorted_run import TimedMessage
+from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import OutboxError
-from outbox_core.journal.block import FrameKind
+from outbox_core.journal.block import FrameKind, SegmentKind
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.messages.message import GroupConfig, Message, encode_packed
 from tests.outbox_broker.message_log import flip, message_segments, messages_of
@@ -285,3 +289,18 @@ def test_an_arrival_is_in_the_log_once_under_its_number(folder: Path, clock: Man
         ("a", FrameKind.SCHEDULED, 1), ("b", FrameKind.SCHEDULED, 2), ("early", FrameKind.CANCELED, 0),
         ("c", FrameKind.SCHEDULED, 3),
     ]  # fmt: skip
+
+
+def test_a_schedule_of_an_earlier_format_is_refused_with_the_cure(folder: Path, clock: ManualClock) -> None:
+    Engine.open(folder, clock=clock).close()
+    segments = LocalSegments.open(folder / "schedule")
+    log = Journal(segments, name=LOG, kind=SegmentKind.MESSAGES)
+    checkpoint = log.recovered.checkpoint
+    assert checkpoint is not None
+    earlier = msgspec.msgpack.encode(msgspec.msgpack.decode(b"".join(checkpoint.parts))[:-1])
+    log.resume()
+    CapturedCheckpoint([earlier], log.end, 0).write(log, lock=nullcontext())
+    segments.close()
+
+    with pytest.raises(SegmentDamaged, match=r"format that this version does not read.*drain it with the version that"):
+        Engine.open(folder, clock=clock)
