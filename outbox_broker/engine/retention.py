@@ -21,7 +21,9 @@ from outbox_broker.engine.group_registry import GroupRegistry
 from outbox_broker.engine.log_writer import LogWriter
 from outbox_broker.engine.segment_cleaner import LogSpan, SegmentCleaner, is_held_by
 from outbox_broker.engine.wakeups import Wakeups
+from outbox_broker.log.disk_reserve import may_pass
 from outbox_broker.state.engine_state import BrokerState, Topic
+from outbox_core.common.errors import StorageFailed
 from outbox_core.journal import journal
 from outbox_core.runtime.event_logger import EventLogger
 from outbox_core.runtime.retention_hold import EvidenceRetention, Purgeable
@@ -100,7 +102,7 @@ class LogRetention:
             now_ms = self._clock.now_ms()
             old = self._outdated_messages(now_ms)
         if old:
-            self._context.schedule.housekeeping.let_go_of_arrivals(old[-1].end, now_ms=now_ms)
+            self._let_go_of_arrivals(old[-1].end, now_ms=now_ms)
         with self._lock:
             going = self._unneeded(old)
             cleanable = self._cleanable(old) if len(going) < len(old) else ()
@@ -132,6 +134,15 @@ class LogRetention:
                     messages_start=self._context.messages.start, actions_start=self._context.actions.start
                 )
         return len(dropped)
+
+    def _let_go_of_arrivals(self, end: int, *, now_ms: int) -> None:
+        """Have the schedule need nothing before an offset, if there is room for that: else what it needs stays."""
+        try:
+            self._context.schedule.housekeeping.let_go_of_arrivals(end, now_ms=now_ms)
+        except StorageFailed as error:
+            if not may_pass(error):
+                raise
+            logger.warning("arrivals_kept", extra={"error": str(error)})
 
     def _outdated(self, begins: Sequence[LogBegin], *, end: int, now_ms: int) -> int:
         """Returns how many of the oldest may go; if any, messages that are not evaluated yet are taken into account."""

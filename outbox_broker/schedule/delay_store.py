@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from outbox_broker.common.cancel_topic_patterns import Scope
-from outbox_broker.journal.journal import Journal
+from outbox_broker.journal.journal import CHECKPOINTS_KEPT, Journal
 from outbox_broker.log.disk_reserve import Reserve
 from outbox_broker.schedule.arrivals import ArrivalLog, ArrivalsInOrder
 from outbox_broker.schedule.delay_options import DelayOptions
@@ -455,6 +455,11 @@ class DelayStore:
         with self._context.lock:
             return self._context.state.next_seq
 
+    def skip_numbers(self, before: int) -> None:
+        """Give no arrival number below this one any more."""
+        with self._context.lock:
+            self._context.state.next_seq = max(self._context.state.next_seq, before)
+
     def limit_memory(self, *, bytes_max: int, messages_max: int, log_bytes_max: int) -> None:
         """Change the limits of messages in memory, and of the log; what is above them is flushed by the next step of
         housekeeping, or call that makes room.
@@ -554,7 +559,8 @@ def _resume(context: ScheduleContext) -> None:
     count = sum(segment.first >= captured for segment in log.recovered.segments)
     log.resume()
     # Where syncs are left to the system, a power failure may have taken what the checkpoint has of another log: what
-    # arrives there next would be taken for known.
+    # arrives there next would be taken for known, also by the checkpoint before, if the newest is damaged.
     is_shorter = context.arrivals.end < context.newest_arrived_to
-    if captured < 0 or count >= CONTINUED_MAX or is_shorter:
+    wanted = CHECKPOINTS_KEPT if is_shorter else int(captured < 0 or count >= CONTINUED_MAX)
+    for _ in range(wanted):
         context.write_checkpoint(context.capture_checkpoint())

@@ -111,14 +111,19 @@ class ScheduleContext:
     @property
     def newest_arrived_to(self) -> Place:
         """Up to where messages had arrived at the newest checkpoint."""
-        return max(self._arrived_to.values(), default=0)
+        arrived_to = self._arrived_to
+        return arrived_to[max(arrived_to)] if arrived_to else 0
 
     @property
     def arrivals_needed_from(self) -> Place:
-        """The offset from which on the log of arrivals is needed: by the second newest checkpoint, if the newest is
-        damaged.
+        """The offset from which on the log of arrivals is needed: by the newest checkpoint, or by the one before, if
+        the newest is damaged.
         """
-        return self._arrived_to.get(self.log.kept_from, 0)
+        kept_from, arrived_to = self.log.kept_from, self._arrived_to
+        if kept_from not in arrived_to:
+            return 0
+        # The older one may be ahead, where a power failure took the end of that log.
+        return min(end for captured, end in arrived_to.items() if captured >= kept_from)
 
     # -- inner steps -------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from itertools import compress
 from typing import Final
 
 from outbox_broker.journal.journal import CHECKPOINTS_KEPT
+from outbox_broker.log.disk_reserve import may_pass
 from outbox_broker.schedule.bucket_filing import BucketFiling, FiledRuns
 from outbox_broker.schedule.due_batch import DueBatch
 from outbox_broker.schedule.due_soon import DueSoon
@@ -168,9 +169,11 @@ class MemoryFlush:
             seen = _Seen(state.next_seq, state.removed)
             entries = list(state.pending.values())
             came: list[Entry | Passed] = [*entries, *state.passed.values()]
+            arrived_to = context.arrivals.end
         with self.garbage.deleted_if_refused():
             filed = self.filing.file(entries, now_ms=now_ms)
             piece = self.index.write_piece(came)
+        context.arrivals.commit(arrived_to)  # what is filed has arrived, also after a power failure
         recent = MessageIdMap(str, list(map(ID, came)), map(TOPIC, came))
         came.clear()
         with context.lock:
@@ -189,7 +192,9 @@ class MemoryFlush:
         state = self.context.state
         self.recent.add_flushed(recent)
         gone, fired = filed.gone(state.pending, state.passed) if state.removed != seen.removed else ([], [])
-        self.context.act(Flushed(filed.added, None if piece is None else piece.stored, seen.before_seq, gone, fired))
+        index = None if piece is None else piece.stored
+        topics = state.topics_before(seen.before_seq)
+        self.context.act(Flushed(filed.added, index, seen.before_seq, gone, fired, topics))
         if piece is not None:
             self.context.index.add(piece)
         self.horizon.replace_memory()
@@ -201,7 +206,13 @@ class MemoryFlush:
         """
         context = self.context
         if not self._is_little():
-            self.flush(now_ms)
+            try:
+                self.flush(now_ms)
+            except StorageFailed as error:
+                if not may_pass(error):
+                    raise
+                # A full disk has no room for buckets. The checkpoint has all that is in memory, and may use the
+                # reserve: what is dropped behind it makes room.
         with context.lock:
             context.refuse_if_closed()
             captured = context.capture_checkpoint()

@@ -158,6 +158,7 @@ class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
     """Messages in memory that arrived before `before_seq` are now in buckets, and in a new piece of the id index.
 
     `gone` (run id, index) are those dispatched or canceled while it was written; `fired` those that were dispatched.
+    `topics`: how many of each topic wait in these buckets; a replay may not find all of them where they arrived.
     """
 
     added: list[RunsAdded]
@@ -165,6 +166,7 @@ class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
     before_seq: int
     gone: list[tuple[int, int]]
     fired: list[tuple[int, int]] = []
+    topics: dict[str, int] = {}
 
 
 class StoredHandOut(msgspec.Struct, array_like=True, frozen=True):

@@ -131,6 +131,10 @@ class ScheduleState:
         in_runs = (self.run(run)[1].first_due_ms for run in runs)
         return min((due_ms for due_ms in chain(in_buckets, in_memory, in_runs) if due_ms is not None), default=None)
 
+    def topics_before(self, seq: int) -> Counter[str]:
+        """Returns how many messages of each topic are in memory that arrived before a number."""
+        return Counter(entry.topic for entry in self.pending.values() if entry.seq < seq)
+
     def segments(self) -> Iterator[str]:
         """Yields the names of all segments in use, except for the log's."""
         for bucket in self.buckets.values():
@@ -266,6 +270,9 @@ class ScheduleState:
         for run_id, index in record.fired:
             self.run(run_id)[1].mark_fired(index)
         before = record.before_seq
+        # They are the same, but where a replay did not find all that was filed.
+        self.topics.update(record.topics)
+        self.topics.subtract(self.topics_before(before))
         newer = list(takewhile(lambda entry: entry.seq >= before, reversed(self.pending.values())))
         self._restore_memory(newer[::-1], [message for message in self.passed.values() if message.seq >= before])
 

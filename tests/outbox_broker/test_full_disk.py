@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from outbox_broker.schedule.delay_store import DelayOptions, DelayStore
 from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import ManualClock
 from outbox_core.common.errors import StorageFailed
-from outbox_core.messages.message import CancelStatus, Message
+from outbox_core.messages.message import CancelStatus, GroupConfig, Message
 from tests.outbox_broker.mounts import small_disk
 
 TOPIC, GROUP = "orders", "billing"
@@ -116,6 +117,31 @@ def test_what_falls_due_on_a_full_disk_leaves_room_for_its_acknowledgements_and_
         engine.context.schedule.housekeeping.step(clock.now_ms())
 
     assert sorted(came) == sorted(due)
+    engine.close()
+
+
+def test_retention_frees_a_full_disk_though_much_waits_in_memory(disk: Path, clock: ManualClock) -> None:
+    options = replace(
+        OPTIONS, schedule_memory_messages_max=10_000, schedule_memory_bytes_max=2 * MIB, reserve_bytes=4 * MIB
+    )  # fmt: skip
+    engine = Engine.open(disk / "data", clock=clock, options=options)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    later = publish(engine.publisher.publish, messages("later", 1_500, deliver_at_ms=clock.now_ms() + 1_000 * HOUR_MS))
+    stored = publish(engine.publisher.publish, messages("now", 2_000))
+    assert consume(engine) == stored
+    fill(disk)
+    clock.advance(HOUR_MS)
+
+    dropped = 0
+    for _ in range(4):
+        dropped += engine.retention.drop_outdated()
+        clock.advance(HOUR_MS)
+
+    assert dropped > 0
+    engine.close()
+    engine = Engine.open(disk / "data", clock=clock, options=options)
+    clock.advance(1_000 * HOUR_MS)
+    assert sorted(consume(engine)) == sorted(later)
     engine.close()
 
 

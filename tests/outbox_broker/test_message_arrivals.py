@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -18,7 +20,7 @@ from outbox_broker.schedule.schedule_log import LOG, CapturedCheckpoint
 from outbox_broker.schedule.sorted_run import TimedMessage
 from outbox_broker.segments.local import LocalSegments
 from outbox_core.common.clock import ManualClock
-from outbox_core.common.errors import OutboxError
+from outbox_core.common.errors import OutboxError, StorageFailed
 from outbox_core.journal.block import FrameKind, SegmentKind
 from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.messages.message import GroupConfig, Message, encode_packed
@@ -142,8 +144,10 @@ def test_a_flipped_bit_where_messages_arrived_costs_one_of_them_and_brings_no_ca
 class _Cut:
     """An engine whose message log is not synced any more, while the schedule's log is."""
 
-    def __init__(self, folder: Path, tmp_path: Path, clock: ManualClock) -> None:
-        self.storage = PoweredStorage()
+    def __init__(
+        self, folder: Path, tmp_path: Path, clock: ManualClock, storage: PoweredStorage | None = None
+    ) -> None:  # fmt: skip
+        self.storage = storage or PoweredStorage()
         self.folder, self._to, self._clock = folder, tmp_path / "cut", clock
         self.engine = Engine.open(folder, clock=clock, storage=self.storage)
         self.engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
@@ -262,6 +266,109 @@ def test_a_log_of_messages_that_ends_before_the_checkpoint_is_gone_on_with_from_
     assert scheduled(engine) == 2
     clock.advance(HOUR_MS)
     assert {"a", "c"} <= set(drained(engine))
+    engine.close()
+
+
+def test_a_checkpoint_from_before_a_shorter_log_of_messages_loses_nothing_that_came_after_it(
+    folder: Path, clock: ManualClock
+) -> None:
+    options = EngineOptions(durability=Durability.OS, reserve_bytes=RESERVE_BYTES)
+    engine = Engine.open(folder, clock=clock, options=options)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    publish(engine, "a", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    publish(engine, *(f"b{number}" for number in range(20)))
+    engine.context.schedule.housekeeping.let_go_of_arrivals(1 << 40, now_ms=clock.now_ms())
+    engine.close()
+    [segment] = message_segments(folder)
+    (folder / "messages" / f"{segment.stem}.proven").unlink()
+    segment.write_bytes(segment.read_bytes()[:3_000])
+    engine = Engine.open(folder, clock=clock, options=options)
+    publish(engine, "c", deliver_at_ms=clock.now_ms() + HOUR_MS)
+    engine.close()
+    newest = max((folder / "schedule").glob("log-*.segment"))
+    for position in range(100, newest.stat().st_size, 40):
+        flip(newest, position)
+
+    engine = Engine.open(folder, clock=clock, options=options)
+
+    clock.advance(HOUR_MS)
+    assert {"a", "c"} <= set(drained(engine))
+    engine.close()
+
+
+class _FailingMessages(PoweredStorage):
+    """The message log is not synced any more, once it is armed."""
+
+    is_armed = False
+
+    def sync(self, descriptor: int) -> None:
+        if self.is_armed and "/messages/" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(descriptor)
+
+
+def test_nothing_is_filed_that_a_power_cut_could_take_from_where_it_arrived(
+    folder: Path, tmp_path: Path, clock: ManualClock
+) -> None:
+    storage = _FailingMessages()
+    cut = _Cut(folder, tmp_path, clock, storage)
+    cut.put("b", due_ms=clock.now_ms() + HOUR_MS)
+    storage.is_armed = True
+
+    with pytest.raises(StorageFailed):
+        cut.engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
+
+    assert all(b"flushed" not in path.read_bytes() for path in (folder / "schedule").glob("log-*"))
+    storage.is_armed = False
+    engine = cut.reopened()
+    assert publish(engine, "b", deliver_at_ms=clock.now_ms() + HOUR_MS) == ["stored"]
+    assert scheduled(engine) == 1
+    engine.close()
+
+
+def test_what_is_filed_counts_though_its_arrival_is_damaged(folder: Path, clock: ManualClock) -> None:
+    engine = Engine.open(folder, clock=clock)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    due_ms = clock.now_ms() + HOUR_MS
+    # Once before the flush, so that its checkpoint is behind; then what is filed behind that checkpoint alone.
+    publish(engine, "a", "b", deliver_at_ms=due_ms)
+    engine.close()
+    engine = Engine.open(folder, clock=clock)
+    engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
+    engine.close()
+    log = max((folder / "schedule").glob("log-*.segment"))
+    for position in range(100, log.stat().st_size, 40):  # its checkpoint: the one before counts
+        flip(log, position)
+    [segment] = message_segments(folder)
+    flip(segment, segment.read_bytes().index(message("b").body) + 3)
+
+    engine = Engine.open(folder, clock=clock)
+
+    assert scheduled(engine) == 2
+    clock.advance(HOUR_MS)
+    assert sorted(drained(engine)) == ["a", "b"]
+    assert (scheduled(engine), engine.log_figures()["scheduled"]) == (0, 0)
+    engine.close()
+
+
+def test_a_number_that_a_deletion_made_void_is_not_given_again_though_the_last_arrival_is_damaged(
+    folder: Path, clock: ManualClock
+) -> None:
+    engine = Engine.open(folder, clock=clock)
+    due_ms = clock.now_ms() + HOUR_MS
+    publish(engine, "a", deliver_at_ms=due_ms)
+    engine.publisher.publish([Message(id="z", topic="other", body=b"z" * 50, deliver_at_ms=due_ms)])
+    engine.deletion.delete_topic(TOPIC, force=True)
+    engine.close()
+    [segment] = message_segments(folder)
+    flip(segment, segment.read_bytes().index(b"z" * 50) + 5)
+
+    engine = Engine.open(folder, clock=clock)
+    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
+    assert publish(engine, "new", deliver_at_ms=due_ms) == ["stored"]
+
+    clock.advance(2 * HOUR_MS)
+    assert drained(engine) == ["new"]
     engine.close()
 
 
