@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
+from outbox_broker.common.engine_options import Durability, EngineOptions
 from outbox_broker.engine.engine import Engine
 from outbox_broker.log.storage import DiskStorage, Storage
 from outbox_core.common.clock import ManualClock
@@ -50,7 +50,7 @@ def run(folder: Path) -> None:
         way = "before" if number % 2 else "half"
         if _lived(folder, number, KillingStorage(way=way, on_call=KillAt(number)), tell):
             if _lived(folder, number + 1, _WithoutArrivals(), tell):
-                raise SystemExit("nothing was filed before the message log was synced")
+                raise SystemExit("nothing was filed")
             _lived(folder, number + 2, DiskStorage(), tell)
             _settle(folder, number + 2, tell)
             return
@@ -58,45 +58,28 @@ def run(folder: Path) -> None:
 
 
 class _WithoutArrivals(DiskStorage):
-    """Cuts the power once the schedule has filed what a publish brought, and nothing of that was synced where it
-    arrived: only of the message log is lost what was not.
+    """Cuts the power of a broker that leaves syncs to the system, once the schedule has filed what a publish brought:
+    of the message log that alone is lost.
     """
 
     def __init__(self) -> None:
-        self.holds = threading.Event()
-        """Set once a publish waits for the message log's sync."""
-        self._is_armed = False
         self._files: dict[int, Path] = {}
-        self._synced_bytes = 0
+        self._kept: tuple[Path, int] | None = None
 
-    def arm(self) -> None:
-        """From now on the message log is not synced any more, and the schedule's next flush is the end."""
-        self._is_armed = True
+    def arm(self, folder: Path) -> None:
+        """From now on nothing that comes to the message log stays, and the schedule's next flush is the end."""
+        [messages] = (folder / "messages").glob("messages-*.segment")
+        self._kept = messages, messages.stat().st_size
 
     def create(self, path: Path) -> int:
         descriptor = super().create(path)
         self._files[descriptor] = path
-        self._note_synced(descriptor)
         return descriptor
-
-    def sync(self, descriptor: int) -> None:
-        if self._is_armed and self._files[descriptor].parent.name == "messages":
-            self.holds.set()
-            threading.Event().wait()
-        super().sync(descriptor)
-        self._note_synced(descriptor)
-
-    def _note_synced(self, descriptor: int) -> None:
-        path = self._files[descriptor]
-        if path.name.startswith("messages-") and "proven" not in path.name:
-            self._synced_bytes = os.fstat(descriptor).st_size
 
     def write(self, descriptor: int, data: bytes, *, position: int) -> None:
         super().write(descriptor, data, position=position)
-        path = self._files[descriptor]
-        if self._is_armed and path.name.startswith("log-") and b"flushed" in data:
-            [messages] = (path.parents[1] / "messages").glob("messages-*.segment")
-            os.truncate(messages, self._synced_bytes)
+        if self._kept is not None and self._files[descriptor].name.startswith("log-") and b"flushed" in data:
+            os.truncate(*self._kept)
             os._exit(KILLED)
 
 
@@ -112,15 +95,15 @@ def _lived(folder: Path, number: int, storage: Storage, tell: type_of_tell) -> b
 
 
 def _round(folder: Path, number: int, storage: Storage, tell: type_of_tell) -> None:
-    clock = ManualClock(START_MS + number * ROUND_MS)
-    engine = Engine.open(folder / "broker", clock=clock, storage=storage)
-    ids = [f"soon-{number}", f"far-{number}"]
+    clock, ids = ManualClock(START_MS + number * ROUND_MS), [f"soon-{number}", f"far-{number}"]
     if isinstance(storage, _WithoutArrivals):
-        storage.arm()
-        threading.Thread(target=_publish, args=(engine, ids, clock.now_ms(), tell), daemon=True).start()
-        if storage.holds.wait(120):
-            engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
+        options = EngineOptions(durability=Durability.OS)
+        engine = Engine.open(folder / "broker", clock=clock, storage=storage, options=options)
+        storage.arm(folder / "broker")
+        _publish(engine, ids, clock.now_ms(), lambda **_: None)  # the answer does not arrive
+        engine.context.schedule.housekeeping.make_room(clock.now_ms(), fill=0)
         return
+    engine = Engine.open(folder / "broker", clock=clock, storage=storage)
     _publish(engine, ids, clock.now_ms(), tell)
     clock.advance(SOON_MS)
     engine.settler.ack([one.receipt for one in engine.puller.pull(REMINDER, MAIL, max_messages=10)])

@@ -28,7 +28,7 @@ HOUR_S = 3_600.0  # no lateness of a broker that is killed again and again is a 
 
 
 @pytest.mark.spark
-def test_a_message_whose_note_a_kill_took_is_settled_or_waits_for_its_time(
+def test_a_message_whose_arrival_a_power_cut_took_is_settled_or_waits_for_its_time(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     written = _published(sqlite, tmp_path)
