@@ -92,9 +92,6 @@ class Deletion:
                 or self._dispatcher.is_dispatching
                 or self._dispatcher.has_taken()
             )
-            if has_scheduled:
-                # Its number says what is void: none of those below it may be given again, as to what a power cut took.
-                self._context.messages.commit()
             self._act_durably(
                 DeletedTopic(
                     topic=topic, at_ms=self._clock.now_ms(), end=known_topic.index.end, groups=groups,

@@ -309,7 +309,7 @@ class Engine:
             now_ms=context.clock.now_ms(), out=out,
         )  # fmt: skip
         context.dispatching_from = state.dispatched_from  # no checkpoint may pass it before the schedule has settled
-        # Where the last arrival is lost, its number would be given again, and a deletion may have made that void.
+        # A power cut, or damage, may have taken the last arrivals: no number is given again that a deletion made void.
         context.schedule.skip_numbers(max((deleted.scheduled_end for deleted in state.deleted.values()), default=0))
         for topic in context.schedule.queries.topics():
             if topic not in state.deleted:

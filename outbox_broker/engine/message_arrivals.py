@@ -7,12 +7,11 @@ from typing import Final
 
 from outbox_broker.engine.context import EngineContext
 from outbox_broker.engine.log_writer import LogWriter
+from outbox_broker.journal.message_reader import readable_blocks
 from outbox_broker.schedule.schedule_log import Place
 from outbox_broker.schedule.schedule_records import Scheduled
 from outbox_broker.schedule.sorted_run import Entry, TimedMessage
-from outbox_broker.segments.port import SegmentInfo
 from outbox_core.journal.block import Block, Framed, FrameKind, framed
-from outbox_core.journal.journal import SegmentDamaged
 from outbox_core.messages.message import decode_record
 from outbox_core.runtime.event_logger import EventLogger
 
@@ -56,18 +55,11 @@ class MessageArrivals:
         if begin < log.start:
             logger.error("arrivals_missing", extra={"log": "messages", "from_offset": begin, "to_offset": log.start})
         segments = log.segments
-        for index, segment in enumerate(segments):
-            following = segments[index + 1 : index + 2]
-            if (following[0].first if following else log.end) > begin:
-                yield from self._in_segment(segment, begin)
-
-    def _in_segment(self, segment: SegmentInfo, begin: Place) -> Iterator[Scheduled]:
-        try:
-            for block in self._context.messages.blocks_of(segment, _ARRIVALS):
+        holding = sum(segment.first <= begin for segment in segments) - 1  # the index of the segment with that offset
+        for segment in segments[max(0, holding) :]:
+            for block in readable_blocks(log, segment, _ARRIVALS):
                 if block.position >= begin:
                     yield _arrivals_of(block)
-        except SegmentDamaged as damage:  # it ends too early
-            logger.error("segment_damaged", extra={"log": "messages", "segment": segment.name, "error": str(damage)})  # noqa: TRY400 - there is nothing to trace
 
 
 def _arrivals_of(block: Block) -> Scheduled:

@@ -5,7 +5,7 @@ A damaged record of a run is returned as None; its neighbours stay readable, sin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from outbox_broker.journal.journal import Journal, SegmentDropped
@@ -17,6 +17,7 @@ from outbox_core.journal.block import (
     BLOCK_HEAD_BYTES,
     FRAME_HEAD_BYTES,
     PAYLOAD_BYTES_MAX,
+    Block,
     FrameDamaged,
     FrameKind,
     frame_bytes_at,
@@ -106,19 +107,26 @@ def messages_of(
     """
     stored_at_ms = segment.created_at_ms
     wanted = _RECOVERED if footers is None else _RECOVERED | {FrameKind.FOOTER}
+    for block in readable_blocks(log, segment, wanted):
+        if footers is not None and block.kind == FrameKind.FOOTER:
+            note_footer(footers, block)
+        # A block whose head is damaged was stored after the one before it.
+        stored_at_ms = stored_at_ms if block.at_ms is None else block.at_ms
+        for frame, offset in zip(block.frames, block.starts, strict=True):
+            if frame.kind in _RECOVERED:
+                yield StoredMessage(
+                    decode_record(frame.payload), frame.kind, frame.number, offset,
+                    FRAME_HEAD_BYTES + len(frame.payload), stored_at_ms,
+                )  # fmt: skip
+
+
+def readable_blocks(log: Journal, segment: SegmentInfo, wanted: Container[int]) -> Iterator[Block]:
+    """Yields the blocks of wanted kinds, and of unknown ones, of a segment of the message log, which may end too early:
+    the log tells of it, and the numbers of what comes next tell what is missing. Raises StorageFailed.
+    """
     try:
-        for block in log.blocks_of(segment, wanted):
-            if footers is not None and block.kind == FrameKind.FOOTER:
-                note_footer(footers, block)
-            # A block whose head is damaged was stored after the one before it.
-            stored_at_ms = stored_at_ms if block.at_ms is None else block.at_ms
-            for frame, offset in zip(block.frames, block.starts, strict=True):
-                if frame.kind in _RECOVERED:
-                    yield StoredMessage(
-                        decode_record(frame.payload), frame.kind, frame.number, offset,
-                        FRAME_HEAD_BYTES + len(frame.payload), stored_at_ms,
-                    )  # fmt: skip
-    except SegmentDamaged as damage:  # it ends too early: its topics' next messages tell which are missing
+        yield from log.blocks_of(segment, wanted)
+    except SegmentDamaged as damage:
         logger.error("segment_damaged", extra={"log": "messages", "segment": segment.name, "error": str(damage)})  # noqa: TRY400 - there is nothing to trace
 
 

@@ -133,7 +133,11 @@ class ScheduleState:
 
     def topics_before(self, seq: int) -> Counter[str]:
         """Returns how many messages of each topic are in memory that arrived before a number."""
-        return Counter(entry.topic for entry in self.pending.values() if entry.seq < seq)
+        return Counter(map(TOPIC, self.pending.values())) - Counter(map(TOPIC, self._since(seq)))
+
+    def _since(self, seq: int) -> list[Entry]:
+        """Returns the messages in memory from an arrival number on, mostly few, in order."""
+        return list(takewhile(lambda entry: entry.seq >= seq, reversed(self.pending.values())))[::-1]
 
     def segments(self) -> Iterator[str]:
         """Yields the names of all segments in use, except for the log's."""
@@ -273,8 +277,9 @@ class ScheduleState:
         # They are the same, but where a replay did not find all that was filed.
         self.topics.update(record.topics)
         self.topics.subtract(self.topics_before(before))
-        newer = list(takewhile(lambda entry: entry.seq >= before, reversed(self.pending.values())))
-        self._restore_memory(newer[::-1], [message for message in self.passed.values() if message.seq >= before])
+        self._restore_memory(
+            self._since(before), [message for message in self.passed.values() if message.seq >= before]
+        )
 
     def _restore_memory(self, pending: Sequence[Entry], passed: Sequence[Passed]) -> None:
         """Replace what is in memory."""

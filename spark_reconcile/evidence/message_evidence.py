@@ -34,8 +34,8 @@ _TIMES: Final = (
 )  # fmt: skip
 
 # A scheduled message is in the log up to twice: as it arrived, and once it is due. Either suffices: retention drops the
-# first with its segment, and a kill may take it, which nobody was told of, after the schedule filed it; but the second
-# is on the disk before anybody is given it.
+# first with its segment, and without syncs a power cut may take it after the schedule filed it; but the second is on
+# the disk before anybody is given it.
 # One that is being handed over by a delay cluster is in both for a moment: it is stored once.
 _BROKER: Final = "greatest(sum(plain) + greatest(sum(noted), sum(due)), max(held))"
 HELD_SEQUENCE: Final = -1

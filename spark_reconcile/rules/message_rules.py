@@ -23,7 +23,7 @@ _business_until_ms = Fact("business_until_ms") - Fact("grace_ms")
 _archive_until_ms = Fact("archive_until_ms") - Fact("grace_ms")
 
 _unpublished = _outbox.is_(0) & _archive.is_(0)
-# The arrival of a scheduled message is older than the log, or was lost by a kill, and the broker knew the resend.
+# The arrival of a scheduled message is older than the log, or was lost in a power cut, and the broker knew the resend.
 _without_note = _broker.is_(0) & (_deliver_at_ms > _sent_ms) & ((_sent_ms < _broker_reach_ms) | (Fact("repeated") >= 1))
 
 _older_than_the_messages = (

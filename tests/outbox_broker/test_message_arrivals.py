@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from random import Random
@@ -36,7 +35,7 @@ SMALL = EngineOptions(
     segment_bytes=4096, checkpoint_bytes=4096, retention_ms=DAY_MS, retention_check_ms=10**15,
     reserve_bytes=RESERVE_BYTES,
 )  # fmt: skip
-type_of_open = Callable[..., Engine]
+UNSYNCED = EngineOptions(durability=Durability.OS, reserve_bytes=RESERVE_BYTES)
 
 
 def message(message_id: str, *, deliver_at_ms: int | None = None) -> Message:
@@ -244,11 +243,9 @@ def test_what_arrived_is_durable_before_a_checkpoint_that_has_it(cut: _Cut, cloc
     engine.close()
 
 
-def test_a_log_of_messages_that_ends_before_the_checkpoint_is_gone_on_with_from_its_end(
-    folder: Path, clock: ManualClock
-) -> None:
-    options = EngineOptions(durability=Durability.OS, reserve_bytes=RESERVE_BYTES)
-    engine = Engine.open(folder, clock=clock, options=options)
+def publish_behind_a_shorter_log(folder: Path, clock: ManualClock) -> None:
+    """Publish c where a power cut took the end of the message log, which the schedule's checkpoint with a has."""
+    engine = Engine.open(folder, clock=clock, options=UNSYNCED)
     engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
     publish(engine, "a", deliver_at_ms=clock.now_ms() + HOUR_MS)
     publish(engine, *(f"b{number}" for number in range(20)))
@@ -257,11 +254,17 @@ def test_a_log_of_messages_that_ends_before_the_checkpoint_is_gone_on_with_from_
     [segment] = message_segments(folder)
     (folder / "messages" / f"{segment.stem}.proven").unlink()
     segment.write_bytes(segment.read_bytes()[:3_000])
-
-    engine = Engine.open(folder, clock=clock, options=options)
+    engine = Engine.open(folder, clock=clock, options=UNSYNCED)
     publish(engine, "c", deliver_at_ms=clock.now_ms() + HOUR_MS)
     engine.close()
-    engine = Engine.open(folder, clock=clock, options=options)
+
+
+def test_a_log_of_messages_that_ends_before_the_checkpoint_is_gone_on_with_from_its_end(
+    folder: Path, clock: ManualClock
+) -> None:
+    publish_behind_a_shorter_log(folder, clock)
+
+    engine = Engine.open(folder, clock=clock, options=UNSYNCED)
 
     assert scheduled(engine) == 2
     clock.advance(HOUR_MS)
@@ -272,24 +275,12 @@ def test_a_log_of_messages_that_ends_before_the_checkpoint_is_gone_on_with_from_
 def test_a_checkpoint_from_before_a_shorter_log_of_messages_loses_nothing_that_came_after_it(
     folder: Path, clock: ManualClock
 ) -> None:
-    options = EngineOptions(durability=Durability.OS, reserve_bytes=RESERVE_BYTES)
-    engine = Engine.open(folder, clock=clock, options=options)
-    engine.admin.declare_group(TOPIC, GROUP, GroupConfig())
-    publish(engine, "a", deliver_at_ms=clock.now_ms() + HOUR_MS)
-    publish(engine, *(f"b{number}" for number in range(20)))
-    engine.context.schedule.housekeeping.let_go_of_arrivals(1 << 40, now_ms=clock.now_ms())
-    engine.close()
-    [segment] = message_segments(folder)
-    (folder / "messages" / f"{segment.stem}.proven").unlink()
-    segment.write_bytes(segment.read_bytes()[:3_000])
-    engine = Engine.open(folder, clock=clock, options=options)
-    publish(engine, "c", deliver_at_ms=clock.now_ms() + HOUR_MS)
-    engine.close()
+    publish_behind_a_shorter_log(folder, clock)
     newest = max((folder / "schedule").glob("log-*.segment"))
     for position in range(100, newest.stat().st_size, 40):
         flip(newest, position)
 
-    engine = Engine.open(folder, clock=clock, options=options)
+    engine = Engine.open(folder, clock=clock, options=UNSYNCED)
 
     clock.advance(HOUR_MS)
     assert {"a", "c"} <= set(drained(engine))
