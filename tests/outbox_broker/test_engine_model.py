@@ -419,7 +419,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not is_down:
             self.pass_time(minutes * MINUTE_MS)
             return
-        self.engine.close()
+        self.close()
         self.clock.advance(minutes * MINUTE_MS)
         self.open()
         self.pass_time(1)
@@ -526,7 +526,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.engine.close()
+        self.close()
         self.open()
 
     @rule()
@@ -595,6 +595,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.folder = self.place / f"life-{self.lives}"
         self.engine = Engine.open(self.folder, clock=self.clock, options=OPTIONS, storage=self.storage)
         self.model.fresh_first = False  # not written down
+
+    def close(self) -> None:
+        """Which syncs; what opens next may already have written again before the next invariant is looked at."""
+        self.engine.close()
+        self.answered(True)
 
     def see_what_occurred(self) -> None:
         """Wait for what is to occur, and until it is noted; nothing else has come, and nothing twice."""
